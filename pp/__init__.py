@@ -1,0 +1,1 @@
+"""Pipeline parallelism: which layers a stage holds, and the link between stages."""

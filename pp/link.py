@@ -1,0 +1,219 @@
+"""Point-to-point messages between the stages of one pipeline: typed, numbered by step, sent asynchronously.
+
+A link joins the ranks that share a tensor-parallel rank, one per stage. Every message is a header (magic, tag, step,
+dtype, shape) followed by its body; the header is checked before the body is received, because a body of the wrong size
+would end the receiving process inside gloo. Buffers of a send are held until the send is done: overwriting them earlier
+would deliver the new bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+
+_MAGIC = 0x4C4F434B
+_MAX_DIMENSIONS = 4
+_HEADER_WORDS = 5 + _MAX_DIMENSIONS
+_INLINE_BYTES = 1024 - 8 * _HEADER_WORDS
+_DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class LinkError(RuntimeError):
+    """A message between stages failed or was not the one expected: the rank cannot go on."""
+
+
+class LinkObserver(Protocol):
+    """Told of every message sent: its name, its link, and its bytes with the header."""
+
+    def __call__(self, operation: str, group: str, payload_bytes: int) -> None:
+        """Takes note of one send."""
+
+
+class Tag(IntEnum):
+    """What a message is; messages of one tag between two ranks keep their order."""
+
+    INTAKE = 1
+    VERDICT = 2
+    HIDDEN = 3
+    MASK = 4
+    TOKENS = 5
+    WARM_UP = 6
+
+
+class _PendingSend(NamedTuple):
+    step: int
+    work: dist.Work
+    buffer: torch.Tensor
+
+
+class StageLink:
+    """This rank's place in its pipeline.
+
+    Args:
+        stage: This rank's stage, 0 ≤ stage < size.
+        ranks: The global rank of each stage's rank in this pipeline, in stage order.
+        name: What errors call the link, for example ``"pp0"``.
+        control_group: CPU (gloo) process group of ``ranks``; None when there is one stage.
+        device_group: Process group for tensors on the device; None when there is one stage.
+        device: Where received tensors live.
+        observer: Told of every send; None costs nothing.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        ranks: tuple[int, ...],
+        *,
+        name: str = "pp",
+        control_group: dist.ProcessGroup | None = None,
+        device_group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        observer: LinkObserver | None = None,
+    ) -> None:
+        if len(ranks) > 1 and (control_group is None or device_group is None):
+            raise LinkError(f"link {name} over {len(ranks)} stages needs a control and a device process group")
+        self.stage = stage
+        self.size = len(ranks)
+        self.name = name
+        self.step = 0
+        self.observer = observer
+        self._ranks = ranks
+        self._control_group = control_group
+        self._device_group = device_group
+        self._device = device or torch.device("cpu")
+        self._pending: deque[_PendingSend] = deque()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first stage."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the last stage."""
+        return self.stage == self.size - 1
+
+    def begin_step(self, step: int, in_flight_steps: int = 1) -> None:
+        """Sets the step that messages carry; waits for sends older than ``in_flight_steps`` steps.
+
+        Raises:
+            LinkError: A send failed or was not taken in the group's time-out.
+        """
+        self.step = step
+        while self._pending and self._pending[0].step < step - in_flight_steps:
+            self._finish_oldest()
+
+    def drain(self) -> None:
+        """Waits until every message sent was taken."""
+        while self._pending:
+            self._finish_oldest()
+
+    def send_frame(self, payload: bytes, stage: int, tag: Tag) -> None:
+        """Sends bytes to ``stage`` without waiting."""
+        body = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0, dtype=torch.uint8)
+        self._send(body, stage, tag)
+
+    def receive_frame(self, stage: int, tag: Tag) -> bytes:
+        """Returns the bytes of this step's message with ``tag`` from ``stage``.
+
+        Raises:
+            LinkError: The message is of another step or kind, or the backend failed.
+        """
+        return self._receive(stage, tag).cpu().numpy().tobytes()
+
+    def send_tensor(self, tensor: torch.Tensor, stage: int, tag: Tag) -> None:
+        """Sends a copy-free view of ``tensor`` to ``stage``; the caller must not write to it afterwards."""
+        self._send(tensor.contiguous(), stage, tag)
+
+    def receive_tensor(
+        self, stage: int, tag: Tag, *, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Returns this step's tensor with ``tag`` from ``stage``.
+
+        Raises:
+            LinkError: It has another step, shape or dtype, or the backend failed.
+        """
+        tensor = self._receive(stage, tag)
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise LinkError(
+                f"{tag.name} on {self.name} from stage {stage}, step {self.step}: "
+                f"got {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}"
+            )
+        return tensor
+
+    def _send(self, body: torch.Tensor, stage: int, tag: Tag) -> None:
+        if body.dim() > _MAX_DIMENSIONS or body.dtype not in _DTYPES:
+            raise LinkError(f"{tag.name} on {self.name}, step {self.step}: cannot send {body.dtype} {body.shape}")
+        shape = [*body.shape, *([0] * (_MAX_DIMENSIONS - body.dim()))]
+        words = [_MAGIC, int(tag), self.step, _DTYPES.index(body.dtype), body.dim(), *shape]
+        header = torch.zeros(8 * _HEADER_WORDS + _INLINE_BYTES, dtype=torch.uint8)
+        header[: 8 * _HEADER_WORDS] = torch.tensor(words, dtype=torch.int64).view(torch.uint8)
+        flat = body.reshape(-1).view(torch.uint8)
+        inline = self._travels_inline(flat.numel(), body.device)
+        if inline:
+            header[8 * _HEADER_WORDS : 8 * _HEADER_WORDS + flat.numel()] = flat
+        self._post(header, stage, tag, self._control_group)
+        if not inline:
+            self._post(flat, stage, tag, self._group_of(body.dtype, body.device))
+        if self.observer is not None:
+            self.observer(f"send:{tag.name.lower()}", self.name, header.numel() + flat.numel() * (not inline))
+
+    def _receive(self, stage: int, tag: Tag) -> torch.Tensor:
+        header = torch.empty(8 * _HEADER_WORDS + _INLINE_BYTES, dtype=torch.uint8)
+        self._take(header, stage, tag, self._control_group)
+        magic, got_tag, step, dtype_code, dimensions, *shape = (
+            header[: 8 * _HEADER_WORDS].clone().view(torch.int64).tolist()
+        )
+        if (magic, got_tag, step) != (_MAGIC, int(tag), self.step):
+            raise LinkError(
+                f"{tag.name} on {self.name} from stage {stage}: got tag {got_tag} of step {step}, "
+                f"expected tag {int(tag)} of step {self.step}"
+            )
+        dtype = _DTYPES[dtype_code]
+        device = self._device if tag is Tag.HIDDEN else torch.device("cpu")
+        body = torch.empty(shape[:dimensions], dtype=dtype, device=device)
+        flat = body.reshape(-1).view(torch.uint8)
+        if self._travels_inline(flat.numel(), device):
+            flat.copy_(header[8 * _HEADER_WORDS : 8 * _HEADER_WORDS + flat.numel()])
+        else:
+            self._take(flat, stage, tag, self._group_of(dtype, device))
+        return body
+
+    @staticmethod
+    def _travels_inline(payload_bytes: int, device: torch.device) -> bool:
+        return device.type == "cpu" and payload_bytes <= _INLINE_BYTES
+
+    def _group_of(self, dtype: torch.dtype, device: torch.device) -> dist.ProcessGroup | None:
+        return self._control_group if device.type == "cpu" else self._device_group
+
+    def _post(self, buffer: torch.Tensor, stage: int, tag: Tag, group: dist.ProcessGroup | None) -> None:
+        try:
+            work = dist.isend(buffer, dst=self._ranks[stage], group=group, tag=int(tag))
+        except RuntimeError as error:
+            raise self._failure("send", tag, stage, error) from error
+        if work is None:
+            raise LinkError(f"send of {tag.name} on {self.name}: this rank is not in the link's group")
+        self._pending.append(_PendingSend(self.step, work, buffer))
+
+    def _take(self, buffer: torch.Tensor, stage: int, tag: Tag, group: dist.ProcessGroup | None) -> None:
+        try:
+            dist.recv(buffer, src=self._ranks[stage], group=group, tag=int(tag))
+        except RuntimeError as error:
+            raise self._failure("receive", tag, stage, error) from error
+
+    def _finish_oldest(self) -> None:
+        pending = self._pending.popleft()
+        try:
+            pending.work.wait()
+        except RuntimeError as error:
+            raise LinkError(f"send of step {pending.step} on {self.name} stage {self.stage}: {error}") from error
+
+    def _failure(self, operation: str, tag: Tag, stage: int, error: RuntimeError) -> LinkError:
+        return LinkError(
+            f"{operation} of {tag.name} on {self.name} between stages {self.stage} and {stage}, "
+            f"step {self.step}: {error}"
+        )

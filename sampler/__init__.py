@@ -1,0 +1,1 @@
+"""Sampling from vocabulary slices: parameters, logits processing, support, draw."""

@@ -1,0 +1,161 @@
+"""The tensor-parallel group: every collective of a stage goes through it.
+
+Tensors travel on the device's backend (NCCL or gloo), objects and frames on a CPU group. A group of one rank makes no
+collective call but runs the same code. Every rank of the group calls the same methods in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+_FIRST_FRAME_BYTES = 4096
+_HEADER_BYTES = 16
+
+
+class CollectiveError(RuntimeError):
+    """A collective failed, or a payload did not belong to this step: the rank cannot go on."""
+
+
+class CollectiveObserver(Protocol):
+    """Told of every collective: its name, its group, and the bytes this rank contributes or receives at once."""
+
+    def __call__(self, operation: str, group: str, payload_bytes: int) -> None:
+        """Takes note of one collective."""
+
+
+class TensorParallelGroup:
+    """The ranks of one pipeline stage.
+
+    Args:
+        rank: This rank within the stage, 0 ≤ rank < size.
+        size: How many ranks the stage has.
+        name: What errors call the group, for example ``"tp0"``.
+        root: The global rank of the group's rank 0.
+        device_group: Process group for tensors; None when size is 1.
+        control_group: CPU (gloo) process group for objects and frames; None when size is 1.
+        observer: Told of every collective; None costs nothing.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        name: str = "tp",
+        root: int = 0,
+        device_group: dist.ProcessGroup | None = None,
+        control_group: dist.ProcessGroup | None = None,
+        observer: CollectiveObserver | None = None,
+    ) -> None:
+        if size > 1 and (device_group is None or control_group is None):
+            raise CollectiveError(f"group {name} of {size} ranks needs a device and a control process group")
+        self.rank = rank
+        self.size = size
+        self.name = name
+        self.step = 0
+        self.observer = observer
+        self._root = root
+        self._device_group = device_group
+        self._control_group = control_group
+
+    def begin_step(self, step: int) -> None:
+        """Sets the step that frames carry and errors name."""
+        self.step = step
+
+    def all_reduce_sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns ``tensor`` after summing it over the group in place."""
+        return self._all_reduce_(tensor, dist.ReduceOp.SUM)
+
+    def all_reduce_max_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns ``tensor`` after taking the elementwise maximum over the group in place."""
+        return self._all_reduce_(tensor, dist.ReduceOp.MAX)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the ranks' tensors of one shape and dtype stacked as [size, *shape], in rank order."""
+        if self.size == 1:
+            return tensor.unsqueeze(0)
+        self._observe("all_gather", tensor.numel() * tensor.element_size())
+        gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        try:
+            dist.all_gather(list(gathered.unbind(0)), tensor.contiguous(), group=self._device_group)
+        except RuntimeError as error:
+            raise self._failure("all_gather", error) from error
+        return gathered
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns ``tensor`` (on the CPU) overwritten with rank 0's values."""
+        if self.size > 1:
+            self._observe("broadcast", tensor.numel() * tensor.element_size())
+            try:
+                dist.broadcast(tensor, src=self._root, group=self._control_group)
+            except RuntimeError as error:
+                raise self._failure("broadcast", error) from error
+        return tensor
+
+    def broadcast_frame(self, payload: bytes | None) -> bytes:
+        """Returns rank 0's bytes on every rank; the frame carries its step number, which is checked.
+
+        Args:
+            payload: The bytes to send on rank 0; ignored elsewhere.
+
+        Raises:
+            CollectiveError: The frame belongs to another step, or the backend failed.
+        """
+        if self.rank == 0 and payload is None:
+            raise CollectiveError(f"broadcast_frame on {self.name} rank 0, step {self.step}: no payload")
+        if self.size == 1:
+            return payload or b""
+        first = torch.zeros(_FIRST_FRAME_BYTES, dtype=torch.uint8)
+        body = payload if self.rank == 0 and payload is not None else b""
+        inline_bytes = _FIRST_FRAME_BYTES - _HEADER_BYTES
+        if self.rank == 0:
+            first[:_HEADER_BYTES] = torch.tensor([self.step, len(body)], dtype=torch.int64).view(torch.uint8)
+            if body:
+                inline = bytearray(body[:inline_bytes])
+                first[_HEADER_BYTES : _HEADER_BYTES + len(inline)] = torch.frombuffer(inline, dtype=torch.uint8)
+        self.broadcast_(first)
+        step, length = first[:_HEADER_BYTES].view(torch.int64).tolist()
+        if step != self.step:
+            raise CollectiveError(
+                f"broadcast_frame on {self.name} rank {self.rank}: got step {step}, expected {self.step}"
+            )
+        rest = torch.empty(max(length - inline_bytes, 0), dtype=torch.uint8)
+        if rest.numel():
+            if self.rank == 0:
+                rest = torch.frombuffer(bytearray(body[inline_bytes:]), dtype=torch.uint8)
+            self.broadcast_(rest)
+        if self.rank == 0:
+            return body
+        head = first[_HEADER_BYTES : _HEADER_BYTES + min(length, inline_bytes)]
+        return head.numpy().tobytes() + rest.numpy().tobytes()
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Returns every rank's picklable value, in rank order."""
+        if self.size == 1:
+            return [value]
+        self._observe("all_gather_object", 0)
+        gathered: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(gathered, value, group=self._control_group)
+        except RuntimeError as error:
+            raise self._failure("all_gather_object", error) from error
+        return gathered
+
+    def _all_reduce_(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        if self.size > 1:
+            self._observe("all_reduce", tensor.numel() * tensor.element_size())
+            try:
+                dist.all_reduce(tensor, op=operation, group=self._device_group)
+            except RuntimeError as error:
+                raise self._failure("all_reduce", error) from error
+        return tensor
+
+    def _observe(self, operation: str, payload_bytes: int) -> None:
+        if self.observer is not None:
+            self.observer(operation, self.name, payload_bytes)
+
+    def _failure(self, operation: str, error: RuntimeError) -> CollectiveError:
+        return CollectiveError(f"{operation} on {self.name} rank {self.rank} of {self.size}, step {self.step}: {error}")
