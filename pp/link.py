@@ -117,30 +117,43 @@ class StageLink:
         body = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0, dtype=torch.uint8)
         self._send(body, stage, tag)
 
-    def receive_frame(self, stage: int, tag: Tag) -> bytes:
-        """Returns the bytes of this step's message with ``tag`` from ``stage``.
+    def receive_frame(self, stage: int, tag: Tag, *, step: int | None = None) -> bytes:
+        """Returns the bytes of the message with ``tag`` from ``stage``.
+
+        Args:
+            stage: The sender's stage.
+            tag: What the message is.
+            step: The step it must carry; the current one when left out.
 
         Raises:
             LinkError: The message is of another step or kind, or the backend failed.
         """
-        return self._receive(stage, tag).cpu().numpy().tobytes()
+        return self._receive(stage, tag, self.step if step is None else step).cpu().numpy().tobytes()
 
     def send_tensor(self, tensor: torch.Tensor, stage: int, tag: Tag) -> None:
         """Sends a copy-free view of ``tensor`` to ``stage``; the caller must not write to it afterwards."""
         self._send(tensor.contiguous(), stage, tag)
 
     def receive_tensor(
-        self, stage: int, tag: Tag, *, shape: tuple[int, ...], dtype: torch.dtype
+        self, stage: int, tag: Tag, *, shape: tuple[int, ...], dtype: torch.dtype, step: int | None = None
     ) -> torch.Tensor:
-        """Returns this step's tensor with ``tag`` from ``stage``.
+        """Returns the tensor with ``tag`` from ``stage``.
+
+        Args:
+            stage: The sender's stage.
+            tag: What the message is.
+            shape: The shape it must have.
+            dtype: The dtype it must have.
+            step: The step it must carry; the current one when left out.
 
         Raises:
             LinkError: It has another step, shape or dtype, or the backend failed.
         """
-        tensor = self._receive(stage, tag)
+        step = self.step if step is None else step
+        tensor = self._receive(stage, tag, step)
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise LinkError(
-                f"{tag.name} on {self.name} from stage {stage}, step {self.step}: "
+                f"{tag.name} on {self.name} from stage {stage}, step {step}: "
                 f"got {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}"
             )
         return tensor
@@ -158,20 +171,20 @@ class StageLink:
             header[8 * _HEADER_WORDS : 8 * _HEADER_WORDS + flat.numel()] = flat
         self._post(header, stage, tag, self._control_group)
         if not inline:
-            self._post(flat, stage, tag, self._group_of(body.dtype, body.device))
+            self._post(flat, stage, tag, self._group_of(body.device))
         if self.observer is not None:
             self.observer(f"send:{tag.name.lower()}", self.name, header.numel() + flat.numel() * (not inline))
 
-    def _receive(self, stage: int, tag: Tag) -> torch.Tensor:
+    def _receive(self, stage: int, tag: Tag, expected_step: int) -> torch.Tensor:
         header = torch.empty(8 * _HEADER_WORDS + _INLINE_BYTES, dtype=torch.uint8)
         self._take(header, stage, tag, self._control_group)
         magic, got_tag, step, dtype_code, dimensions, *shape = (
             header[: 8 * _HEADER_WORDS].clone().view(torch.int64).tolist()
         )
-        if (magic, got_tag, step) != (_MAGIC, int(tag), self.step):
+        if (magic, got_tag, step) != (_MAGIC, int(tag), expected_step):
             raise LinkError(
                 f"{tag.name} on {self.name} from stage {stage}: got tag {got_tag} of step {step}, "
-                f"expected tag {int(tag)} of step {self.step}"
+                f"expected tag {int(tag)} of step {expected_step}"
             )
         dtype = _DTYPES[dtype_code]
         device = self._device if tag is Tag.HIDDEN else torch.device("cpu")
@@ -180,14 +193,14 @@ class StageLink:
         if self._travels_inline(flat.numel(), device):
             flat.copy_(header[8 * _HEADER_WORDS : 8 * _HEADER_WORDS + flat.numel()])
         else:
-            self._take(flat, stage, tag, self._group_of(dtype, device))
+            self._take(flat, stage, tag, self._group_of(device))
         return body
 
     @staticmethod
     def _travels_inline(payload_bytes: int, device: torch.device) -> bool:
         return device.type == "cpu" and payload_bytes <= _INLINE_BYTES
 
-    def _group_of(self, dtype: torch.dtype, device: torch.device) -> dist.ProcessGroup | None:
+    def _group_of(self, device: torch.device) -> dist.ProcessGroup | None:
         return self._control_group if device.type == "cpu" else self._device_group
 
     def _post(self, buffer: torch.Tensor, stage: int, tag: Tag, group: dist.ProcessGroup | None) -> None:

@@ -1,0 +1,148 @@
+"""What travels between a client and the leader, and from the leader to all ranks.
+
+Clients and leader exchange ``ClientMessage`` and ``EngineMessage`` values as msgpack over ZMQ. The leader turns them
+into ``Action`` values, the only input besides verdicts and token ids that the replicated scheduler has: every rank
+applies the same actions in the same order in the same step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from grammar_sync.spec import GrammarSpec
+from sampler.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """Why a request or a choice failed.
+
+    Args:
+        code: ``invalid_request``, ``grammar_error``, ``sampling_error``, ``timeout`` or ``internal_error``.
+        message: One line for a person.
+        param: The field at fault, if one is.
+    """
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one choice."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Client → leader: a request as its user wrote it; the leader validates ``fields``."""
+
+    request_id: int
+    fields: dict[str, Any]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Client → leader: end every choice of a request; an unknown or finished id is ignored."""
+
+    request_id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Client → leader: end all requests and all ranks."""
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
+    """Leader → client: every rank is warm.
+
+    Args:
+        tp_size: Ranks of a stage.
+        pp_size: Stages.
+        dtype: The model's dtype.
+        device: ``cpu`` or ``cuda``.
+        max_model_len: Longest prompt and output together, in tokens.
+    """
+
+    tp_size: int
+    pp_size: int
+    dtype: str
+    device: str
+    max_model_len: int
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """Leader → client: a request passed validation and has ``choices`` choices, each of which will finish."""
+
+    request_id: int
+    choices: int
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """Leader → client: a request failed validation; no rank saw it."""
+
+    request_id: int
+    error: ErrorInfo
+
+
+class TokenDelta(msgspec.Struct, frozen=True, tag="delta"):
+    """Leader → client: what a step added to a choice; ``text`` may lag behind ``token_ids``."""
+
+    request_id: int
+    index: int
+    text: str
+    token_ids: list[int]
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """Leader → client: a choice ended."""
+
+    request_id: int
+    index: int
+    finish_reason: FinishReason
+    usage: Usage
+    error: ErrorInfo | None = None
+
+
+ClientMessage = Submit | Abort | Shutdown
+EngineMessage = EngineReady | Accepted | Rejected | TokenDelta | Finished
+
+
+class AddSequence(msgspec.Struct, frozen=True, tag="add"):
+    """Leader → ranks: a choice to generate.
+
+    Args:
+        sequence_id: Minted by the leader, never used twice.
+        choice: Which of the request's ``n`` choices this is.
+        prompt_token_ids: The prompt, at least one id.
+        max_tokens: How many tokens to generate at most, resolved against the context.
+        params: The request's sampling parameters.
+        seed: The request's seed, minted when the client gave none.
+        grammar: What the output must match, if anything.
+    """
+
+    sequence_id: int
+    choice: int
+    prompt_token_ids: list[int]
+    max_tokens: int
+    params: SamplingParams
+    seed: int
+    grammar: GrammarSpec | None = None
+
+
+class EndSequence(msgspec.Struct, frozen=True, tag="end"):
+    """Leader → ranks: a sequence ends for a reason the replicas cannot see: abort, stop string, time-out, refusal."""
+
+    sequence_id: int
+    finish_reason: FinishReason
+    error: ErrorInfo | None = None
+
+
+class StopRanks(msgspec.Struct, frozen=True, tag="stop"):
+    """Leader → ranks: leave the step loop."""
+
+
+Action = AddSequence | EndSequence | StopRanks

@@ -1,0 +1,76 @@
+"""A step's plan: which sequences run, over which of their tokens, and which of them sample."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One sequence's part in a step.
+
+    Args:
+        sequence_id: Which sequence.
+        start: The position of its first token in this step; its context before it is already computed.
+        length: How many of its tokens run.
+        samples: Whether the last of them yields a new token.
+        constrained: Whether that token needs a grammar mask.
+    """
+
+    sequence_id: int
+    start: int
+    length: int
+    samples: bool
+    constrained: bool
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step runs; every rank derives the same plan, and ``digest`` shows it.
+
+    Args:
+        step: The step number.
+        rows: The sequences that run, in row order.
+        digest: A signed 64-bit digest of this plan and of all plans and committed tokens before it.
+    """
+
+    step: int
+    rows: tuple[PlanRow, ...]
+    digest: int
+
+    @cached_property
+    def sampling_rows(self) -> tuple[PlanRow, ...]:
+        """The rows that sample, in order."""
+        return tuple(row for row in self.rows if row.samples)
+
+    @cached_property
+    def constrained_rows(self) -> tuple[int, ...]:
+        """The indices within ``sampling_rows`` of the rows that need a mask."""
+        return tuple(index for index, row in enumerate(self.sampling_rows) if row.constrained)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens run."""
+        return sum(row.length for row in self.rows)
+
+
+class PlanDigest:
+    """A hash chain over what replicas must agree on."""
+
+    def __init__(self) -> None:
+        self._state = blake2b(digest_size=8)
+
+    def update_rows(self, step: int, rows: tuple[PlanRow, ...]) -> int:
+        """Adds a plan; returns the digest up to it as a signed 64-bit integer."""
+        self._state.update(struct.pack("<qq", step, len(rows)))
+        for row in rows:
+            flags = row.samples | row.constrained << 1
+            self._state.update(struct.pack("<qqqq", row.sequence_id, row.start, row.length, flags))
+        return int.from_bytes(self._state.digest(), "little", signed=True)
+
+    def update_tokens(self, step: int, token_ids: list[int], statuses: list[int]) -> None:
+        """Adds a step's committed tokens."""
+        self._state.update(struct.pack(f"<q{2 * len(token_ids)}q", step, *token_ids, *statuses))

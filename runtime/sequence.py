@@ -1,0 +1,105 @@
+"""A sequence: one choice of one request, as every rank knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from grammar_sync.spec import GrammarSpec
+from runtime.messages import AddSequence, ErrorInfo, FinishReason
+from sampler.params import SamplingParams
+
+
+class SequenceState(Enum):
+    """Where a sequence stands; it only ever moves downwards in this list."""
+
+    WAITING_FOR_GRAMMAR = auto()
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True)
+class Sequence:
+    """The replicated state of a sequence: equal on all ranks after the same step.
+
+    Args:
+        sequence_id: Minted by the leader, increasing in arrival order.
+        choice: Which of its request's choices it is.
+        prompt_token_ids: The prompt.
+        max_tokens: How many tokens it generates at most.
+        params: Its sampling parameters.
+        seed: Its request's seed.
+        grammar: What its output must match, if anything.
+        state: Where it stands.
+        output_token_ids: What was committed so far.
+        num_computed: How many of its tokens have their KV entries computed or in flight.
+        in_flight: Whether a step that holds a row of it is not committed yet.
+        finish_reason: Why it ended; None before.
+        error: What went wrong, if something did.
+    """
+
+    sequence_id: int
+    choice: int
+    prompt_token_ids: list[int]
+    max_tokens: int
+    params: SamplingParams
+    seed: int
+    grammar: GrammarSpec | None
+    state: SequenceState
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    in_flight: bool = False
+    finish_reason: FinishReason | None = None
+    error: ErrorInfo | None = None
+
+    @classmethod
+    def from_action(cls, action: AddSequence) -> Sequence:
+        """Returns a new sequence; one with a grammar waits until the grammar is agreed ready."""
+        return cls(
+            sequence_id=action.sequence_id,
+            choice=action.choice,
+            prompt_token_ids=action.prompt_token_ids,
+            max_tokens=action.max_tokens,
+            params=action.params,
+            seed=action.seed,
+            grammar=action.grammar,
+            state=SequenceState.WAITING if action.grammar is None else SequenceState.WAITING_FOR_GRAMMAR,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has, prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """How many KV entries it may need."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+    def token_ids(self, start: int, length: int) -> list[int]:
+        """Returns the ids at positions ``start`` to ``start + length`` (excluded)."""
+        prompt_length = len(self.prompt_token_ids)
+        if start >= prompt_length:
+            return self.output_token_ids[start - prompt_length : start - prompt_length + length]
+        head = self.prompt_token_ids[start : start + length]
+        return head + self.output_token_ids[: length - len(head)]
+
+    def finish(self, reason: FinishReason, error: ErrorInfo | None = None) -> None:
+        """Ends the sequence."""
+        self.state = SequenceState.FINISHED
+        self.finish_reason = reason
+        self.error = error
+
+    def reason_to_finish(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """Returns why the sequence ends with its last token, or None; a function of replicated state alone.
+
+        A grammar allows an end-of-sequence id only where its output is complete, so such an id ends a constrained
+        sequence whatever ``ignore_eos`` says. ``ignore_eos`` leaves the user's own stop ids in force.
+        """
+        token_id = self.output_token_ids[-1]
+        if token_id in self.params.stop_token_ids:
+            return "stop"
+        if token_id in eos_token_ids and (self.grammar is not None or not self.params.ignore_eos):
+            return "stop"
+        return "length" if len(self.output_token_ids) >= self.max_tokens else None
