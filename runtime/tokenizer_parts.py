@@ -1,0 +1,45 @@
+"""What a tokenizer is made of, whatever kind of file it was read from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
+
+
+class TokenizerFileError(ValueError):
+    """A file does not hold the tokenizer it should; the message names the key, the reader of the path adds the path."""
+
+
+class TokenizerParts(NamedTuple):
+    """The parts of one tokenizer.
+
+    Attributes:
+        backend: Encodes and decodes; its post-processor adds BOS and EOS as the model wants them.
+        eos_token_ids: All ids that end a generation, from every source; may hold repeats.
+        named_tokens: ``bos_token``, ``eos_token``, ... as chat templates see them.
+        chat_templates: Template texts by name; the usual one is ``default``.
+    """
+
+    backend: Backend
+    eos_token_ids: list[int]
+    named_tokens: dict[str, str]
+    chat_templates: dict[str, str]
+
+
+def wrap_with_bos_eos(backend: Backend, bos_token: str | None, eos_token: str | None) -> None:
+    """Makes ``backend`` put ``bos_token`` before and ``eos_token`` behind a text; None adds nothing.
+
+    Raises:
+        TokenizerFileError: A token is not in the vocabulary.
+    """
+    added: list[tuple[str | int, int | str]] = []
+    for token in (bos_token, eos_token):
+        if token is not None:
+            token_id = backend.token_to_id(token)
+            if token_id is None:
+                raise TokenizerFileError(f"{token!r} is to be added to every text but is not in the vocabulary")
+            added.append((token, token_id))
+    single = [token for token in (bos_token, "$A", eos_token) if token is not None]
+    backend.post_processor = TemplateProcessing(single=single, pair=[*single, "$B"], special_tokens=added)
