@@ -1,0 +1,269 @@
+"""What grammar a request asks for: parsed from its fields, bounded in size, and hashable as the key of all caches.
+
+Needs neither torch nor a grammar engine, so that a light process can check requests at the door.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice"]
+
+GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
+"""The request fields of which at most one may be given."""
+
+MAX_SOURCE_BYTES = 131_072
+"""Bound on the canonical text in UTF-8: compile time grows faster than the length (a literal of 1 MB takes minutes)."""
+
+MAX_NESTING = 64
+"""Bound on nested JSON values, or on open parentheses: time and memory grow with the cube of the depth, and an anyOf
+nested 1,000 deep ends the process."""
+
+MAX_ENUM_VALUES = 2048
+"""Bound on one ``enum`` and on ``choice``: compiling slows down by a factor of ten between 4,500 and 5,000 values."""
+
+MAX_REFERENCES = 512
+"""Bound on distinct ``$ref`` targets: a chain of 2,000 takes 5 s to compile, one of 5,000 ends the process."""
+
+_EXCERPT_LENGTH = 80
+_REGEX_SPANS: Mapping[str, str] = {"[": "]"}
+_EBNF_SPANS: Mapping[str, str] = {"[": "]", '"': '"', "#": "\n"}
+_JSON_OBJECT_SOURCE = '{"type":"object"}'
+
+
+class GrammarError(ValueError):
+    """A request's grammar is malformed or beyond a bound.
+
+    Args:
+        param: The request field at fault.
+        message: What is wrong with it; ``str()`` puts the field in front.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+
+
+class GrammarOptions(msgspec.Struct, frozen=True):
+    """How a grammar is to be enforced.
+
+    Attributes:
+        strict: Refuse what cannot be enforced, rather than running without it.
+    """
+
+    strict: bool = True
+
+
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """A request's grammar.
+
+    Attributes:
+        kind: Which language ``source`` is in.
+        source: Canonical text: a schema as compact JSON in its own property order (for json_object too), a choice as a
+            compact JSON list, a regex or an EBNF as given.
+        options: How it is to be enforced.
+    """
+
+    kind: GrammarKind
+    source: str
+    options: GrammarOptions = GrammarOptions()
+
+
+def parse_grammar(fields: Mapping[str, object]) -> GrammarSpec | None:
+    """Returns the grammar that a request's fields ask for, or None when they ask for none.
+
+    Fields that are absent or None do not count, nor does ``json_object: false``; other fields are not looked at.
+
+    Args:
+        fields: ``json_schema`` (dict, bool, or JSON text of one), ``json_object`` (bool), ``regex`` (str), ``ebnf``
+            (str with a rule named root), ``choice`` (list of different, non-empty str), ``strict``
+            (bool, default true).
+
+    Raises:
+        GrammarError: A field is malformed or beyond a bound, or more than one grammar is given.
+    """
+    options = GrammarOptions(strict=_parse_bool("strict", fields.get("strict"), default=True))
+    wants_object = _parse_bool("json_object", fields.get("json_object"), default=False)
+    given = [
+        name for name in GRAMMAR_FIELDS if fields.get(name) is not None and (name != "json_object" or wants_object)
+    ]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise GrammarError(given[1], f"given together with {given[0]}; a request takes at most one grammar")
+    value = fields[given[0]]
+    match given[0]:
+        case "json_schema":
+            return GrammarSpec("json_schema", _schema_source(value), options)
+        case "json_object":
+            return GrammarSpec("json_object", _JSON_OBJECT_SOURCE, options)
+        case "regex":
+            return GrammarSpec("regex", _text_source("regex", value), options)
+        case "ebnf":
+            return GrammarSpec("ebnf", _text_source("ebnf", value), options)
+        case "choice":
+            return GrammarSpec("choice", _choice_source(value), options)
+        case name:
+            raise GrammarError(name, "not supported yet; use json_schema, json_object, regex, ebnf or choice")
+
+
+def _parse_bool(param: str, value: object, *, default: bool) -> bool:
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise GrammarError(param, f"got {_excerpt(value)}, expected true or false")
+    return value
+
+
+def _text_source(param: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise GrammarError(param, f"got {_excerpt(value)}, expected a non-empty string")
+    _check_text(param, value)
+    _check_no_nul(param, value)
+    _check_size(param, value)
+    depth = _parenthesis_depth(value, _EBNF_SPANS if param == "ebnf" else _REGEX_SPANS)
+    if depth > MAX_NESTING:
+        raise GrammarError(param, f"parentheses nested {depth} deep, at most {MAX_NESTING} are allowed")
+    return value
+
+
+def _choice_source(value: object) -> str:
+    if not isinstance(value, list | tuple) or not value:
+        raise GrammarError("choice", f"got {_excerpt(value)}, expected a non-empty list of strings")
+    if len(value) > MAX_ENUM_VALUES:
+        raise GrammarError("choice", f"has {len(value)} strings, at most {MAX_ENUM_VALUES} are allowed")
+    first_index: dict[str, int] = {}
+    for index, text in enumerate(value):
+        if not isinstance(text, str) or not text:
+            raise GrammarError("choice", f"[{index}] is {_excerpt(text)}, expected a non-empty string")
+        _check_text("choice", text, place=f"[{index}] ")
+        _check_no_nul("choice", text, place=f"[{index}] ")
+        if text in first_index:
+            raise GrammarError("choice", f"[{index}] repeats [{first_index[text]}], {_excerpt(text)}")
+        first_index[text] = index
+    return _check_size("choice", _compact_json("choice", list(value)))
+
+
+def _schema_source(value: object) -> str:
+    schema = _parse_schema_text(value) if isinstance(value, str) else value
+    if not isinstance(schema, bool | dict):
+        raise GrammarError("json_schema", f"got {_excerpt(value)}, expected a JSON Schema: an object, true or false")
+    if schema is False:
+        raise GrammarError("json_schema", "the schema false allows no value at all")
+    references: set[str] = set()
+    for path, depth, key, item in _walk("", 1, "", schema):
+        if depth > MAX_NESTING:
+            raise GrammarError("json_schema", f"nested deeper than {MAX_NESTING} at {_excerpt(path)}")
+        _check_scalar(path, item)
+        if key == "enum" and isinstance(item, list) and len(item) > MAX_ENUM_VALUES:
+            raise GrammarError("json_schema", f"{path} has {len(item)} values, at most {MAX_ENUM_VALUES} are allowed")
+        if key == "pattern" and isinstance(item, str):
+            _check_no_nul("json_schema", item, place=f"{path} ")
+        if key == "$ref" and isinstance(item, str):
+            references.add(item)
+    if len(references) > MAX_REFERENCES:
+        raise GrammarError("json_schema", f"has {len(references)} $ref targets, at most {MAX_REFERENCES} are allowed")
+    return _check_size("json_schema", _compact_json("json_schema", schema))
+
+
+def _parse_schema_text(text: str) -> object:
+    _check_text("json_schema", text)
+    _check_size("json_schema", text)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise GrammarError("json_schema", f"is no JSON: {error}") from None
+    except RecursionError:
+        raise GrammarError("json_schema", f"nested deeper than {MAX_NESTING}") from None
+    except ValueError as error:
+        raise GrammarError("json_schema", f"has a number that cannot be read: {error}") from None
+
+
+def _walk(path: str, depth: int, key: str, value: object) -> Iterator[tuple[str, int, str, object]]:
+    """Yields (JSON pointer, nesting depth, last key, value) of all values inside one, itself first, without recursion.
+
+    Values below ``MAX_NESTING`` + 1 are not visited, so that a value that contains itself ends too.
+    """
+    stack = [(path, depth, key, value)]
+    while stack:
+        path, depth, key, value = stack.pop()
+        yield path or "/", depth, key, value
+        if depth > MAX_NESTING:
+            continue
+        if isinstance(value, dict):
+            for name, item in value.items():
+                if not isinstance(name, str):
+                    raise GrammarError("json_schema", f"{path or '/'} has the key {_excerpt(name)}, expected a string")
+                _check_text("json_schema", name, place=f"a key of {path or '/'} ")
+                stack.append((f"{path}/{name}", depth + 1, name, item))
+        elif isinstance(value, list | tuple):
+            stack.extend((f"{path}/{index}", depth + 1, "", item) for index, item in enumerate(value))
+
+
+def _check_scalar(path: str, value: object) -> None:
+    if isinstance(value, str):
+        _check_text("json_schema", value, place=f"{path} ")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise GrammarError("json_schema", f"{path} is {value}, expected a finite number")
+    elif value is not None and not isinstance(value, bool | int | float | dict | list | tuple):
+        raise GrammarError("json_schema", f"{path} is a {type(value).__name__}, expected a JSON value")
+
+
+def _check_text(param: str, text: str, *, place: str = "") -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"U+{ord(text[error.start]):04X}"
+        raise GrammarError(param, f"{place}has the lone surrogate {surrogate} at position {error.start}") from None
+
+
+def _check_no_nul(param: str, text: str, *, place: str = "") -> None:
+    position = text.find("\0")
+    if position >= 0:
+        raise GrammarError(param, f"{place}has a NUL character at position {position}, which no grammar may have")
+
+
+def _check_size(param: str, source: str) -> str:
+    size_bytes = len(source.encode())
+    if size_bytes > MAX_SOURCE_BYTES:
+        raise GrammarError(param, f"has {size_bytes} bytes, at most {MAX_SOURCE_BYTES} are allowed")
+    return source
+
+
+def _compact_json(param: str, value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        raise GrammarError(param, f"cannot be written as JSON: {error}") from None
+
+
+def _parenthesis_depth(text: str, spans: Mapping[str, str]) -> int:
+    """Returns how deep parentheses nest, not counting escaped ones and those inside ``spans`` (opening to closing)."""
+    depth = deepest = 0
+    closing = ""
+    escaped = False
+    for character in text:
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        elif closing:
+            closing = "" if character == closing else closing
+        elif character in spans:
+            closing = spans[character]
+        elif character == "(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character == ")":
+            depth -= 1
+    return deepest
+
+
+def _excerpt(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _EXCERPT_LENGTH else f"{text[:_EXCERPT_LENGTH]}…"

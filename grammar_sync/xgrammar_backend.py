@@ -1,0 +1,134 @@
+"""xgrammar as a grammar engine."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import torch
+import xgrammar as xgr
+
+from grammar_sync.backend import CompileError
+from grammar_sync.spec import GrammarSpec
+from grammar_sync.vocabulary import GrammarVocabulary
+
+MAX_WHITESPACE_COUNT = 21
+"""Blanks between two JSON tokens: a newline and an indent of 20. Fewer, and small models cannot lay out JSON as they
+learnt it and rarely finish; unbounded, and some write blanks until their budget ends."""
+
+_VOCAB_TYPES = {
+    "byte_level": xgr.VocabType.BYTE_LEVEL,
+    "byte_fallback": xgr.VocabType.BYTE_FALLBACK,
+    "raw": xgr.VocabType.RAW,
+}
+_SOURCE_LOCATION = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+_FAILED_CHECK = re.compile(r"^Check failed: \(.*?\) is false: ")
+_MAX_MESSAGE_LENGTH = 300
+
+
+class XGrammarMatcher:
+    """One sequence's state in xgrammar."""
+
+    def __init__(self, compiled: xgr.CompiledGrammar) -> None:
+        self._matcher = xgr.GrammarMatcher(compiled)
+
+    def accept(self, token_id: int) -> bool:
+        """Takes a token; returns False, with the state unchanged, when the grammar does not allow it."""
+        return bool(self._matcher.accept_token(token_id))
+
+    def is_terminated(self) -> bool:
+        """Returns whether a stop token was accepted."""
+        return bool(self._matcher.is_terminated())
+
+    def fill(self, words: torch.Tensor) -> None:
+        """Writes the allowed ids into ``words``, contiguous int32 [ceil(vocab_size / 32)]."""
+        # The engine takes rows to be contiguous whatever their stride: only a view of a single row is safe.
+        self._matcher.fill_next_token_bitmask(words.unsqueeze(0), 0)
+
+
+class XGrammarCompiled:
+    """A grammar compiled by xgrammar."""
+
+    def __init__(self, compiled: xgr.CompiledGrammar) -> None:
+        self._compiled = compiled
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the grammar holds, as xgrammar counts it."""
+        return int(self._compiled.memory_size_bytes)
+
+    def new_matcher(self) -> XGrammarMatcher:
+        """Returns a matcher at the grammar's start."""
+        return XGrammarMatcher(self._compiled)
+
+
+class XGrammarBackend:
+    """Compiles grammars for one vocabulary; reading a vocabulary of 150,000 tokens takes about 0.3 s."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        info = xgr.TokenizerInfo(
+            vocabulary.text_tokens(),
+            _VOCAB_TYPES[vocabulary.vocab_type],
+            vocab_size=vocabulary.vocab_size,
+            stop_token_ids=list(vocabulary.stop_token_ids),
+            add_prefix_space=vocabulary.add_prefix_space,
+        )
+        self._mask_words = -(-vocabulary.vocab_size // 32)
+        # One thread a grammar, so that one request's compile leaves the other cores alone; its cache has no say here.
+        self._compiler = xgr.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def compile(self, spec: GrammarSpec) -> XGrammarCompiled:
+        """Returns the compiled grammar; releases the GIL meanwhile.
+
+        Raises:
+            CompileError: xgrammar refuses the grammar, or its first mask allows nothing.
+        """
+        try:
+            compiled = XGrammarCompiled(self._compile(spec))
+            first_mask = torch.full((self._mask_words,), -1, dtype=torch.int32)
+            compiled.new_matcher().fill(first_mask)
+        except (RuntimeError, ValueError) as error:
+            raise CompileError(one_line(str(error))) from error
+        if not first_mask.any():
+            raise CompileError("the grammar allows no output at all: no token can start it")
+        return compiled
+
+    def _compile(self, spec: GrammarSpec) -> xgr.CompiledGrammar:
+        match spec.kind:
+            case "json_schema" | "json_object":
+                return self._compiler.compile_json_schema(
+                    spec.source, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE_COUNT, strict_mode=True
+                )
+            case "regex":
+                return self._compiler.compile_regex(spec.source)
+            case "ebnf":
+                return self._compiler.compile_grammar(spec.source)
+            case "choice":
+                return self._compiler.compile_grammar(choice_grammar(json.loads(spec.source)))
+
+
+def choice_grammar(texts: list[str]) -> str:
+    """Returns an EBNF that allows exactly ``texts``."""
+    return "root ::= " + " | ".join(_ebnf_literal(text) for text in texts)
+
+
+def _ebnf_literal(text: str) -> str:
+    return '"' + "".join(_ebnf_character(character) for character in text) + '"'
+
+
+def _ebnf_character(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    if character.isprintable():
+        return character
+    return f"\\U{ord(character):08x}"
+
+
+def one_line(message: str) -> str:
+    """Returns an engine's message as one line of bounded length, without the place in the engine's source and the time.
+
+    Engines quote the whole grammar in some messages.
+    """
+    text = _FAILED_CHECK.sub("", _SOURCE_LOCATION.sub("", message.strip()))
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[:_MAX_MESSAGE_LENGTH]}…"
