@@ -13,7 +13,7 @@ import msgspec
 from tp.partition import VOCABULARY_BLOCKS, PartitionError, attention_slice, mlp_units
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
-SUPPORTED_ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
+SUPPORTED_ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 _ROPE_TYPES: tuple[str, ...] = get_args(RopeType)
 # What each family assumes where config.json says nothing; heads of KV default to the query heads in llama.
@@ -156,9 +156,9 @@ def read_model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
 
 def _architecture(raw: Mapping[str, Any]) -> Architecture:
     model_type = raw.get("model_type")
-    for name in get_args(Architecture):
+    for name in SUPPORTED_ARCHITECTURES:
         if model_type == name:
-            return msgspec.convert(name, Architecture)
+            return name
     raise ModelConfigError(
         f"architecture {model_type!r} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
     )

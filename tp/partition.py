@@ -118,15 +118,24 @@ def attention_slice(num_heads: int, num_kv_heads: int, rank: int, size: int) -> 
     raise PartitionError(f"rank {rank} is not in 0..{size - 1}")
 
 
+def mlp_units(intermediate_size: int) -> int:
+    """Returns how many units an MLP of this width is cut into: at most 64, of one length but the last."""
+    return -(-intermediate_size // _mlp_unit_length(intermediate_size))
+
+
 def mlp_slice(intermediate_size: int, rank: int, size: int) -> range:
     """Returns the MLP columns of ``rank`` of ``size``: a run of at most 64 units of one length (the last is shorter).
 
     Raises:
         PartitionError: There are fewer units than ranks.
     """
-    unit = -(-intermediate_size // _MLP_UNITS)
-    units = -(-intermediate_size // unit)
+    unit = _mlp_unit_length(intermediate_size)
+    units = mlp_units(intermediate_size)
     if size > units:
         raise PartitionError(f"tp_size {size} is more than the {units} MLP units of the model")
     run = even_run(units, rank, size)
     return range(run.start * unit, min(run.stop * unit, intermediate_size))
+
+
+def _mlp_unit_length(intermediate_size: int) -> int:
+    return -(-intermediate_size // _MLP_UNITS)

@@ -1,0 +1,173 @@
+"""One decoder layer of the Llama shape: normalised attention and gated MLP, each added to the residual stream.
+
+The four supported families differ in biases, in a norm of queries and keys per head, and in windows. Query, key and
+value projections are one product, gate and up projections another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from runtime.attention import Visible, attend
+from runtime.checkpoint_layout import layer_prefix
+from runtime.kv_cache import KVCache, Span
+from runtime.model_config import ModelConfig
+from runtime.rope import rotate
+from runtime.weights import WeightReader
+from tp.group import TensorParallelGroup
+from tp.linear import ColumnParallelLinear, RowParallelLinear
+from tp.partition import AttentionSlice, attention_slice, mlp_slice
+
+
+class RMSNorm:
+    """Root-mean-square norm over the last dimension, computed in float32 whatever the dtype.
+
+    Args:
+        weight: [..., D] in the model's dtype; it may differ by head.
+        epsilon: Added to the mean square.
+    """
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        self.weight = weight
+        self._epsilon = epsilon
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns a fresh tensor of ``x``'s shape and dtype."""
+        normal = functional.rms_norm(x.float(), (x.shape[-1],), None, self._epsilon)
+        return normal.to(x.dtype).mul_(self.weight)
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What every layer of a stage needs to know of a step.
+
+    Attributes:
+        spans: The sequences of the batch.
+        cos: [T, 1, head_dim / 2].
+        sin: [T, 1, head_dim / 2].
+        visible: What each span sees, by the layer's window.
+        cache: Keys and values of this stage.
+    """
+
+    spans: tuple[Span, ...]
+    cos: torch.Tensor
+    sin: torch.Tensor
+    visible: dict[int | None, list[Visible]]
+    cache: KVCache
+
+
+class LayerLoader:
+    """Reads this rank's slices of one layer's tensors.
+
+    Args:
+        config: The model.
+        reader: Its checkpoint.
+        layer: Which layer, counted over the whole model.
+        group: The stage's ranks.
+        dtype: The model's dtype.
+        device: This rank's device.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: WeightReader,
+        layer: int,
+        group: TensorParallelGroup,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._config = config
+        self._reader = reader
+        self._prefix = layer_prefix(layer)
+        self._group = group
+        self._dtype = dtype
+        self._device = device
+
+    def norm(self, name: str) -> RMSNorm:
+        """Returns the norm called ``name``, which every rank holds whole."""
+        return RMSNorm(self._tensor(f"{name}.weight"), self._config.rms_norm_eps)
+
+    def column_parallel(self, parts: list[tuple[str, range]], *, bias: bool) -> ColumnParallelLinear:
+        """Returns one product of several projections: ``parts`` names each and the output elements this rank owns."""
+        weight = torch.cat([self._tensor(f"{name}.weight", rows) for name, rows in parts])
+        biases = torch.cat([self._tensor(f"{name}.bias", rows) for name, rows in parts]) if bias else None
+        return ColumnParallelLinear(weight, biases)
+
+    def row_parallel(self, name: str, columns: range, *, bias: bool) -> RowParallelLinear:
+        """Returns the projection called ``name`` over the input elements this rank owns."""
+        weight = self._tensor(f"{name}.weight", None, columns)
+        return RowParallelLinear(weight, self._tensor(f"{name}.bias") if bias else None, self._group)
+
+    def head_norm(self, heads: AttentionSlice) -> RMSNorm | None:
+        """Returns one norm over the rank's query heads and then its key heads; None when the model has none."""
+        if not self._config.qk_norm:
+            return None
+        query, key = self._tensor("self_attn.q_norm.weight"), self._tensor("self_attn.k_norm.weight")
+        rows = [query.expand(len(heads.heads), -1), key.expand(len(heads.kv_heads), -1)]
+        return RMSNorm(torch.cat(rows), self._config.rms_norm_eps)
+
+    def _tensor(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
+        tensor = self._reader.read(self._prefix + name, rows, columns)
+        return tensor.to(device=self._device, dtype=self._dtype).contiguous()
+
+
+class DecoderLayer:
+    """This rank's part of a decoder layer.
+
+    Args:
+        config: The model.
+        loader: Reads the layer's tensors.
+        layer: Which layer, counted over the whole model.
+        first_layer: The stage's first layer.
+        group: The stage's ranks; all of them call the layer together.
+    """
+
+    def __init__(
+        self, config: ModelConfig, loader: LayerLoader, layer: int, first_layer: int, group: TensorParallelGroup
+    ) -> None:
+        heads = attention_slice(config.num_heads, config.num_kv_heads, group.rank, group.size)
+        units = mlp_slice(config.intermediate_size, group.rank, group.size)
+        query, kv = (_elements(run, config.head_dim) for run in (heads.heads, heads.kv_heads))
+        self._input_norm = loader.norm("input_layernorm")
+        self._qkv = loader.column_parallel(
+            [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)], bias=config.qkv_bias
+        )
+        self._head_norm = loader.head_norm(heads)
+        self._output = loader.row_parallel("self_attn.o_proj", query, bias=config.output_bias)
+        self._mlp_norm = loader.norm("post_attention_layernorm")
+        self._gate_up = loader.column_parallel([("mlp.gate_proj", units), ("mlp.up_proj", units)], bias=config.mlp_bias)
+        self._down = loader.row_parallel("mlp.down_proj", units, bias=config.mlp_bias)
+        self._num_heads, self._num_kv_heads = len(heads.heads), len(heads.kv_heads)
+        self._head_dim = config.head_dim
+        self._window = config.windows[layer]
+        self._cache_layer = layer - first_layer
+
+    def __call__(self, hidden: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Returns the next residual stream, a fresh [T, D], equal on every rank of the stage."""
+        hidden = self._attention(self._input_norm(hidden), step).add_(hidden)
+        return self._mlp(self._mlp_norm(hidden)).add_(hidden)
+
+    def _attention(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)
+        rotated_heads = self._num_heads + self._num_kv_heads
+        query_key, values = qkv[:, :rotated_heads], qkv[:, rotated_heads:]
+        if self._head_norm is not None:
+            query_key = self._head_norm(query_key)
+        query_key = rotate(query_key, step.cos, step.sin)
+        queries, keys = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
+        step.cache.write(self._cache_layer, step.spans, keys, values)
+        attended = attend(queries, step.cache, self._cache_layer, step.spans, step.visible[self._window])
+        return self._output(attended.view(x.shape[0], -1))
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(functional.silu(gate).mul_(up))
+
+
+def _elements(heads: range, head_dim: int) -> range:
+    return range(heads.start * head_dim, heads.stop * head_dim)

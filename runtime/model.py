@@ -1,0 +1,104 @@
+"""A pipeline stage's part of the model: embedding on the first, a run of layers, the LM head on the last."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.attention import visible
+from runtime.batch import ForwardBatch
+from runtime.checkpoint_layout import EMBEDDING, FINAL_NORM, LM_HEAD
+from runtime.decoder_layer import DecoderLayer, LayerLoader, RMSNorm, StepContext
+from runtime.kv_cache import KVCache, SequenceKVCache
+from runtime.model_config import ModelConfig
+from runtime.rope import RotaryEmbedding
+from runtime.weights import WeightReader
+from tp.embedding import ParallelLMHead, VocabularyParallelEmbedding
+from tp.group import TensorParallelGroup
+from tp.partition import VocabularyBlocks, attention_slice
+
+
+class DecoderStage:
+    """The layers of one stage, this rank's slices of them, in memory.
+
+    Args:
+        config: The model.
+        reader: Reads its checkpoint.
+        layers: Which layers, from ``pp.partition.layer_ranges``; the stage with layer 0 embeds, the stage with the last
+            layer has the LM head.
+        group: The stage's ranks; all of them call ``forward`` together.
+        dtype: Of weights, hidden states and KV cache: float32 or bfloat16.
+        device: This rank's device.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: WeightReader,
+        layers: range,
+        group: TensorParallelGroup,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.vocabulary = VocabularyBlocks(config.vocab_size).slice_of(group.rank, group.size)
+        heads = attention_slice(config.num_heads, config.num_kv_heads, group.rank, group.size)
+        self._cache_shape = (len(layers), len(heads.kv_heads), config.head_dim)
+        self._rope = RotaryEmbedding(config.rope, config.head_dim, dtype=dtype, device=device)
+        self._windows = tuple(dict.fromkeys(config.windows[layer] for layer in layers))
+        self._layers: list[DecoderLayer] = []
+        for layer in layers:
+            loader = LayerLoader(config, reader, layer, group, dtype=dtype, device=device)
+            self._layers.append(DecoderLayer(config, loader, layer, layers.start, group))
+        self._embedding: VocabularyParallelEmbedding | None = None
+        self._final_norm: RMSNorm | None = None
+        self._head: ParallelLMHead | None = None
+        rows = range(self.vocabulary.start, self.vocabulary.valid_stop)
+        if layers.start == 0:
+            weight = reader.read(EMBEDDING, rows).to(device=device, dtype=dtype)
+            self._embedding = VocabularyParallelEmbedding(weight, self.vocabulary, group)
+        if layers.stop == config.num_layers:
+            self._final_norm = RMSNorm(reader.read(FINAL_NORM).to(device=device, dtype=dtype), config.rms_norm_eps)
+            if config.tie_word_embeddings and self._embedding is not None:
+                weight = self._embedding.weight
+            else:
+                name = EMBEDDING if config.tie_word_embeddings else LM_HEAD
+                weight = reader.read(name, rows).to(device=device, dtype=dtype)
+            self._head = ParallelLMHead(weight, self.vocabulary)
+
+    def new_cache(self) -> SequenceKVCache:
+        """Returns an empty KV cache for this stage's layers and this rank's KV heads."""
+        num_layers, num_kv_heads, head_dim = self._cache_shape
+        return SequenceKVCache(num_layers, num_kv_heads, head_dim, dtype=self.dtype, device=self.device)
+
+    @torch.no_grad()
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, cache: KVCache) -> torch.Tensor:
+        """Returns the stage's output; every rank of the stage calls it with the same batch.
+
+        Args:
+            batch: The tokens of the step.
+            hidden: [T, D] from the stage before, left unchanged; ignored on the first stage.
+            cache: This stage's KV cache, which has room for every sequence of the batch.
+
+        Returns:
+            [T, D] in the model's dtype, or on the last stage the logits of this rank's vocabulary slice,
+            float32 [S, vocabulary.size] with −inf in padding columns.
+
+        Raises:
+            CollectiveError: A sum over the group failed.
+            KVCacheError: A sequence has no room in the cache.
+        """
+        if self._embedding is not None:
+            hidden = self._embedding(batch.token_ids)
+        if hidden is None:
+            raise RuntimeError("a stage after the first needs the hidden states of the stage before")
+        cos, sin = self._rope.at(batch.positions, batch.max_position)
+        seen = {window: visible(batch.spans, window, self.device) for window in self._windows}
+        step = StepContext(batch.spans, cos, sin, seen, cache)
+        for layer in self._layers:
+            hidden = layer(hidden, step)
+        if self._final_norm is None or self._head is None:
+            return hidden
+        return self._head(self._final_norm(hidden[batch.sample_rows]))
