@@ -16,7 +16,15 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # What the expressions of a template may raise when a message has not the shape that the template expects.
-_RENDER_ERRORS: Final = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_RENDER_ERRORS: Final = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 class ChatTemplateError(ValueError):

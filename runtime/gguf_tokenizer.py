@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from runtime.gguf_header import read_gguf_header
-from runtime.tokenizer_parts import TokenizerFileError, TokenizerParts, wrap_with_bos_eos
+from runtime.tokenizer_parts import TokenizerFileError, TokenizerParts, library_errors_in, wrap_with_bos_eos
 
 T = TypeVar("T")
 Metadata = Mapping[str, Any]
@@ -44,10 +44,9 @@ _WORD_SPLIT: Final = (
 
 
 def read_gguf_tokenizer(path: Path) -> TokenizerParts:
-    """Returns the tokenizer that the GGUF file at ``path`` describes.
+    """Returns the tokenizer that a GGUF file describes; a BOS that is to be added but not named is not added.
 
     Raises:
-        OSError: The file cannot be read.
         CheckpointError: It is no GGUF file.
         TokenizerFileError: It lacks a key, or names a model or split that is not known.
     """
@@ -120,8 +119,8 @@ def _byte_level_backend(metadata: Metadata, tokens: list[str]) -> Backend:
         merges.append((left, right))
     kind = _split_kind(metadata)
     # Files of the Llama 3 family hold whole words that their own merges do not reach.
-    model = BPE(_vocabulary(tokens), merges, ignore_merges=kind in _LLAMA3_SPLIT_KINDS)
-    backend = Backend(model)
+    with library_errors_in("tokenizer.ggml.merges"):
+        backend = Backend(BPE(_vocabulary(tokens), merges, ignore_merges=kind in _LLAMA3_SPLIT_KINDS))
     backend.pre_tokenizer = _splitter(kind)
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -75,8 +74,7 @@ class Tokenizer:
         """
         source = _source_of(path)
         try:
-            with _library_errors_as_values():
-                return cls(read_gguf_tokenizer(source) if source.is_file() else read_tokenizer_folder(source))
+            return cls(read_gguf_tokenizer(source) if source.is_file() else read_tokenizer_folder(source))
         except (ValueError, OSError) as error:
             reason = " ".join(str(error).split())
             raise TokenizerError(reason if str(source) in reason else f"{source}: {reason}") from error
@@ -191,17 +189,6 @@ def _source_of(path: Path) -> Path:
         found = ", ".join(file.name for file in files) or "no .gguf file"
         raise TokenizerError(f"{path}: {TOKENIZER_FILE} is missing (and not exactly one .gguf file: {found})")
     return files[0]
-
-
-@contextmanager
-def _library_errors_as_values() -> Iterator[None]:
-    """Turns what the tokenizers library raises, which is Exception itself, into ValueError."""
-    try:
-        yield
-    except Exception as error:
-        if type(error) is not Exception:
-            raise
-        raise ValueError(str(error)) from error
 
 
 def _strings_by_id(backend: Backend) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from runtime.tokenizer_parts import TokenizerFileError, TokenizerParts, wrap_with_bos_eos
+from runtime.tokenizer_parts import TokenizerFileError, TokenizerParts, library_errors_in, wrap_with_bos_eos
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 _CONFIG_FILE: Final = "tokenizer_config.json"
@@ -27,14 +27,15 @@ _LIST_NAMES: Final = ("additional_special_tokens", "extra_special_tokens")
 
 
 def read_tokenizer_folder(folder: Path) -> TokenizerParts:
-    """Returns the tokenizer of a Hugging Face folder.
+    """Returns the tokenizer of a Hugging Face folder; a BOS that is to be added but not named is not added.
 
     Raises:
         OSError: A file cannot be read.
         TokenizerFileError: A file is not what it should be; the message begins with the file's name.
     """
     _read_object(folder / TOKENIZER_FILE)
-    backend = Backend.from_file(str(folder / TOKENIZER_FILE))
+    with library_errors_in(TOKENIZER_FILE):
+        backend = Backend.from_file(str(folder / TOKENIZER_FILE))
     backend.no_truncation()
     backend.no_padding()
     config = {**_read_object(folder / _SPECIAL_TOKENS_FILE), **_read_object(folder / _CONFIG_FILE)}

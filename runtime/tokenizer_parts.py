@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from tokenizers import Tokenizer as Backend
@@ -26,6 +28,22 @@ class TokenizerParts(NamedTuple):
     eos_token_ids: list[int]
     named_tokens: dict[str, str]
     chat_templates: dict[str, str]
+
+
+@contextmanager
+def library_errors_in(part: str) -> Iterator[None]:
+    """Turns what the tokenizers library raises while it builds ``part`` into an error that names the part.
+
+    Raises:
+        TokenizerFileError: The library refused the part.
+    """
+    try:
+        yield
+    except Exception as error:
+        # The library raises Exception itself; everything else is not its own word.
+        if type(error) is not Exception:
+            raise
+        raise TokenizerFileError(f"{part}: {error}") from error
 
 
 def wrap_with_bos_eos(backend: Backend, bos_token: str | None, eos_token: str | None) -> None:

@@ -1,0 +1,56 @@
+"""The agent process of a node: torchrun's own launcher, started by the front side and without torchrun's error box.
+
+``python -m launch.agent`` takes torchrun's arguments. It ends with the exit code of the rank that failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import parse_args, run
+
+from launch.environment import AGENT_PID, FRONT_PID, RUN_FOLDER
+from launch.exit_codes import ExitCode
+from launch.parent_death import die_with_parent
+from launch.run_folder import RankReport, RunFolder
+
+
+def main(argv: list[str]) -> int:
+    """Runs the node's ranks; returns the exit code."""
+    front_pid = os.environ.get(FRONT_PID)
+    if front_pid is not None:
+        die_with_parent(signal.SIGTERM, int(front_pid))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ[AGENT_PID] = str(os.getpid())
+    arguments = parse_args(argv)
+    try:
+        run(arguments)
+    except ChildFailedError as error:
+        return _failed(error)
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return ExitCode.OK
+
+
+def _failed(error: ChildFailedError) -> int:
+    """Reports the ranks that died without a word of their own; returns the exit code of the first that failed."""
+    folder = os.environ.get(RUN_FOLDER)
+    codes = {}
+    for rank, failure in sorted(error.failures.items()):
+        codes[rank] = failure.exitcode
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM and folder is not None:
+            name = signal.Signals(-failure.exitcode).name
+            report = RankReport(rank, -1, -1, "run", "Killed", f"killed by {name}", False, failure.exitcode)
+            RunFolder(Path(folder)).write_report(report)
+    own = [code for code in codes.values() if code > 0]
+    return own[0] if own else ExitCode.RANK_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""The environment variables Lockstep reads and sets, in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN_FOLDER = "LOCKSTEP_RUN_FOLDER"
+"""Set by the front side for the ranks it started: where socket, logs and failure reports are."""
+
+FRONT_ENDPOINT = "LOCKSTEP_FRONT_ENDPOINT"
+"""Set by a leader that torchrun started for the front side it starts itself: where to bind."""
+
+FRONT_PID = "LOCKSTEP_FRONT_PID"
+"""Set by the front side for the agent it starts: whose child it must be."""
+
+AGENT_PID = "LOCKSTEP_AGENT_PID"
+"""Set by the agent for its ranks: whose child they must be."""
+
+
+class RankEnvironmentError(ValueError):
+    """An environment variable that torchrun sets is missing or wrong."""
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """What torchrun tells a rank.
+
+    Args:
+        rank: Global rank.
+        world_size: All ranks of all nodes.
+        local_rank: Rank within this node.
+        local_world_size: Ranks on this node.
+        master_address: Where the store is.
+        master_port: Its port.
+        agent_has_store: Whether torchrun's agent keeps the store.
+        attempt: How often torchrun restarted the ranks.
+        run_folder: The front side's folder; None when torchrun was started by hand.
+        agent_pid: Whose child this rank must be; None when torchrun was started by hand.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_address: str
+    master_port: int
+    agent_has_store: bool
+    attempt: int
+    run_folder: Path | None
+    agent_pid: int | None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> RankEnvironment:
+        """Returns what ``environ`` says.
+
+        Raises:
+            RankEnvironmentError: A variable is missing or no number.
+        """
+        agent_pid = environ.get(AGENT_PID)
+        return cls(
+            rank=_number(environ, "RANK"),
+            world_size=_number(environ, "WORLD_SIZE"),
+            local_rank=_number(environ, "LOCAL_RANK"),
+            local_world_size=_number(environ, "LOCAL_WORLD_SIZE"),
+            master_address=environ.get("MASTER_ADDR", "127.0.0.1"),
+            master_port=_number(environ, "MASTER_PORT"),
+            agent_has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            run_folder=Path(environ[RUN_FOLDER]) if RUN_FOLDER in environ else None,
+            agent_pid=None if agent_pid is None else int(agent_pid),
+        )
+
+
+def without_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns ``environ`` without what torchrun set, for a child that is no rank."""
+    ours = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in ours and not name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_WORLD"))
+    }
+
+
+def with_import_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns ``environ`` with this project first on the import path, so that children find it from any folder."""
+    root = str(Path(__file__).resolve().parent.parent)
+    old = environ.get("PYTHONPATH", "")
+    return {**environ, "PYTHONPATH": os.pathsep.join([root, old] if old else [root])}
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    value = environ.get(name)
+    if value is None or not value.isdigit():
+        raise RankEnvironmentError(f"{name} is {value!r}: a number is needed (start ranks with torchrun)")
+    return int(value)

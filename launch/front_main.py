@@ -1,0 +1,57 @@
+"""The front side's entry: parses the command line, runs the command, turns every error into one line and a code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from launch.cli import UsageError, parse_command
+from launch.default_model import DefaultModelError
+from launch.doctor import run_doctor
+from launch.engine_process import RanksFailedError, Terminated, raise_on_sigterm
+from launch.environment import FRONT_ENDPOINT
+from launch.exit_codes import ExitCode
+from launch.generate import run_generate
+from launch.options import DoctorCommand, GenerateCommand
+from launch.parent_death import die_with_parent
+from pp.partition import StagePartitionError
+from runtime.checkpoint_layout import CheckpointError
+from runtime.client_socket import ClientSocketError
+from runtime.model_config import ModelConfigError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs ``lockstep`` with ``argv``; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    raise_on_sigterm()
+    if FRONT_ENDPOINT in os.environ:
+        die_with_parent(signal.SIGTERM)
+    try:
+        return _run(arguments)
+    except (UsageError, DefaultModelError, CheckpointError, ModelConfigError, StagePartitionError) as error:
+        return _fail(str(error), ExitCode.USAGE)
+    except RanksFailedError as error:
+        return _fail(str(error), error.exit_code)
+    except ClientSocketError as error:
+        return _fail(str(error), ExitCode.INTERNAL)
+    except KeyboardInterrupt:
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    except Terminated:
+        return _fail("terminated", ExitCode.TERMINATED)
+
+
+def _run(argv: list[str]) -> int:
+    command = parse_command(argv)
+    match command:
+        case GenerateCommand():
+            return run_generate(command, argv, os.environ.get(FRONT_ENDPOINT))
+        case DoctorCommand():
+            return run_doctor(command)
+        case _:
+            return command
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"lockstep: {message}", file=sys.stderr)  # noqa: T201
+    return code

@@ -1,0 +1,286 @@
+"""``lockstep generate``: an offline batch, results in the order of the input."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TextIO
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from launch.cli import UsageError
+from launch.engine_process import AttachedEngine, Engine, StartedEngine, replace_by_agent, wait_until_ready
+from launch.exit_codes import ExitCode
+from launch.options import GenerateCommand
+from launch.request_file import InputRequest, read_requests
+from pp.partition import layer_ranges
+from runtime.checkpoint import open_checkpoint
+from runtime.messages import (
+    Accepted,
+    EngineMessage,
+    EngineReady,
+    ErrorInfo,
+    Finished,
+    FinishReason,
+    Rejected,
+    Submit,
+    TokenDelta,
+    Usage,
+)
+from runtime.model_config import check_parallel
+
+_POLL_S = 0.1
+_OUTSTANDING_REQUESTS = 512
+
+
+class ResultRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of JSONL output: a choice of a request, or why the request failed."""
+
+    id: Any
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: None = None
+    usage: Usage | None
+    error: ErrorInfo | None
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What has come of one choice."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request that is not written yet; ``choices`` is empty until it was accepted."""
+
+    request: InputRequest
+    error: ErrorInfo | None = None
+    choices: list[_Choice] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return self.error is not None or (
+            bool(self.choices) and all(choice.finished is not None for choice in self.choices)
+        )
+
+    def records(self) -> Iterator[ResultRecord]:
+        if self.error is not None:
+            yield ResultRecord(
+                id=self.request.user_id,
+                index=0,
+                text="",
+                token_ids=[],
+                finish_reason="error",
+                usage=None,
+                error=self.error,
+            )
+        for index, choice in enumerate(self.choices):
+            if choice.finished is not None:
+                yield ResultRecord(
+                    id=self.request.user_id,
+                    index=index,
+                    text="".join(choice.text),
+                    token_ids=choice.token_ids,
+                    finish_reason=choice.finished.finish_reason,
+                    usage=choice.finished.usage,
+                    error=choice.finished.error,
+                )
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the summary line says."""
+
+    requests: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str | None) -> int:
+    """Runs the batch; returns the exit code.
+
+    Args:
+        command: What to do.
+        argv: The command line, run again by each rank.
+        front_endpoint: Where the leader that started this process connects; None when this process starts the ranks.
+    """
+    _check_model(command)
+    if command.input_file not in (None, "-"):
+        _check_readable(str(command.input_file))
+    if front_endpoint is None and command.nodes.nnodes > 1:
+        replace_by_agent(command.engine, command.nodes, argv)
+    engine: Engine
+    engine = StartedEngine(command.engine, argv) if front_endpoint is None else AttachedEngine(front_endpoint)
+    try:
+        with _output(command) as output, _progress() as progress:
+            task = progress.add_task("starting ranks", total=None, rate="")
+            ready = wait_until_ready(engine, command.engine.start_timeout_s)
+            started_s = time.monotonic()
+            totals = _Batch(command, engine, output, progress, task).run()
+            elapsed_s = time.monotonic() - started_s
+    finally:
+        engine.stop()
+    _print_summary(ready, totals, elapsed_s)
+    return ExitCode.REQUESTS_FAILED if totals.failed else ExitCode.OK
+
+
+class _Batch:
+    """Keeps requests outstanding until the input is used up, and writes results in its order."""
+
+    def __init__(
+        self, command: GenerateCommand, engine: Engine, output: TextIO, progress: Progress, task: TaskID
+    ) -> None:
+        self._engine = engine
+        self._output = output
+        self._progress = progress
+        self._task = task
+        self._as_text = _is_text(command)
+        self._several = len(command.prompts) > 1
+        self._requests = enumerate(read_requests(command))
+        self._pending: dict[int, _Pending] = {}
+        self._order: deque[int] = deque()
+        self._totals = Totals()
+        self._started_s = time.monotonic()
+
+    def run(self) -> Totals:
+        """Runs to the end of the input."""
+        exhausted = not self._submit()
+        while self._order:
+            messages = self._engine.socket.receive(_POLL_S)
+            for message in messages:
+                self._take(message)
+            if not messages:
+                self._engine.check()
+            self._write_finished()
+            if not exhausted:
+                exhausted = not self._submit()
+            self._show_progress()
+        return self._totals
+
+    def _submit(self) -> bool:
+        """Submits requests up to the bound; returns whether the input may hold more."""
+        room = _OUTSTANDING_REQUESTS - len(self._order)
+        taken = list(islice(self._requests, room))
+        for request_id, request in taken:
+            self._order.append(request_id)
+            self._pending[request_id] = _Pending(request, request.error)
+        batch = [Submit(number, request.fields) for number, request in taken if request.fields is not None]
+        if batch:
+            self._engine.socket.send(batch)
+        return len(taken) == room
+
+    def _take(self, message: EngineMessage) -> None:
+        match message:
+            case Accepted():
+                self._pending[message.request_id].choices = [_Choice() for _ in range(message.choices)]
+            case Rejected():
+                self._pending[message.request_id].error = message.error
+            case TokenDelta():
+                choice = self._pending[message.request_id].choices[message.index]
+                choice.text.append(message.text)
+                choice.token_ids += message.token_ids
+                self._totals.tokens += len(message.token_ids)
+            case Finished():
+                self._pending[message.request_id].choices[message.index].finished = message
+            case EngineReady():
+                pass
+
+    def _write_finished(self) -> None:
+        """Writes the results that no unfinished request stands before."""
+        while self._order and self._pending[self._order[0]].is_done:
+            pending = self._pending.pop(self._order.popleft())
+            records = list(pending.records())
+            self._totals.requests += 1
+            self._totals.failed += any(record.error is not None for record in records)
+            for record in records:
+                self._output.write(self._line(pending, record))
+            self._output.flush()
+
+    def _line(self, pending: _Pending, record: ResultRecord) -> str:
+        if not self._as_text:
+            return msgspec.json.encode(record).decode() + "\n"
+        text = record.text if record.error is None else f"error: {record.error.message}"
+        head = f"== {record.id}[{record.index}]\n" if self._several or len(pending.choices) > 1 else ""
+        return f"{head}{text}\n"
+
+    def _show_progress(self) -> None:
+        rate = self._totals.tokens / max(time.monotonic() - self._started_s, 1e-9)
+        self._progress.update(
+            self._task,
+            description="generating",
+            completed=self._totals.requests,
+            total=self._totals.requests + len(self._order),
+            rate=f"{rate:.0f} tokens/s",
+        )
+
+
+def _check_model(command: GenerateCommand) -> None:
+    """Opens the model by its headers and checks that it can be cut as asked, before any rank is started."""
+    config = open_checkpoint(command.engine.model).config
+    check_parallel(config, command.engine.tp, command.engine.pp)
+    layer_ranges(config.num_layers, command.engine.pp, command.engine.pp_layers)
+
+
+def _check_readable(path: str) -> None:
+    try:
+        with open(path, "rb"):  # noqa: PTH123
+            pass
+    except OSError as error:
+        raise UsageError(f"--input {path}: {error.strerror}") from error
+
+
+def _is_text(command: GenerateCommand) -> bool:
+    if command.output_format == "auto":
+        return command.input_file is None and (command.output_file is None or command.output_file.suffix != ".jsonl")
+    return command.output_format == "text"
+
+
+@contextmanager
+def _output(command: GenerateCommand) -> Iterator[TextIO]:
+    if command.output_file is None:
+        yield sys.stdout
+        return
+    try:
+        file = command.output_file.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {command.output_file}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _progress() -> Progress:
+    """Returns a progress bar on stderr; it shows nothing when stderr is no terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _print_summary(ready: EngineReady, totals: Totals, elapsed_s: float) -> None:
+    failed = f", {totals.failed} failed" if totals.failed else ""
+    print(  # noqa: T201
+        f"lockstep: {totals.requests} requests{failed}, {totals.tokens} tokens in {elapsed_s:.1f} s "
+        f"({totals.tokens / max(elapsed_s, 1e-9):.1f} tokens/s) on TP{ready.tp_size} x PP{ready.pp_size}, "
+        f"{ready.dtype} on {ready.device}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,110 @@
+"""What a command was asked to do: frozen, read once, passed down by value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's part of a command line; equal on every rank.
+
+    Args:
+        model: Folder or GGUF file.
+        tp: Ranks of a stage.
+        pp: Stages.
+        pp_layers: Layers of each stage; None = balanced.
+        dtype: ``auto``, ``float32`` or ``bfloat16``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        max_model_len: Prompt and output together; None = what the model was trained for.
+        max_num_seqs: Sequences that run at once.
+        max_batch_tokens: Tokens of one step.
+        kv_cache_bytes: KV cache of one rank.
+        group_timeout_s: Time-out of every collective and message.
+        start_timeout_s: How long all ranks may take to come up.
+        grammar_timeout_s: How long a grammar may take to compile.
+        threads_per_rank: Torch threads of a rank on the CPU; None = cores ÷ ranks of the node.
+    """
+
+    model: Path
+    tp: int = 1
+    pp: int = 1
+    pp_layers: tuple[int, ...] | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 2048
+    kv_cache_bytes: int = 2 << 30
+    group_timeout_s: float = 30.0
+    start_timeout_s: float = 120.0
+    grammar_timeout_s: float = 10.0
+    threads_per_rank: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return self.tp * self.pp
+
+
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How ranks spread over nodes; passed on to torchrun.
+
+    Args:
+        nnodes: Nodes.
+        node_rank: Which node this is; needed with static rendezvous only.
+        rdzv_endpoint: ``host:port`` where the nodes meet; needed with more than one node.
+        rdzv_backend: ``c10d`` or ``static``.
+        rdzv_id: What the nodes' agents know each other by.
+    """
+
+    nnodes: int = 1
+    node_rank: int | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_backend: Literal["c10d", "static"] = "c10d"
+    rdzv_id: str | None = None
+
+
+class GenerateCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep generate``.
+
+    Args:
+        engine: The engine.
+        nodes: The nodes.
+        prompts: Prompts from the command line.
+        input_file: JSONL file, ``-`` for stdin; None = prompts from the command line.
+        output_file: Where to write; None = stdout.
+        output_format: ``jsonl``, ``text`` or ``auto``.
+        chat: Whether prompts from the command line are user messages.
+        defaults: Request fields for requests that lack them.
+    """
+
+    engine: EngineOptions
+    nodes: NodeOptions
+    prompts: tuple[str, ...] = ()
+    input_file: str | None = None
+    output_file: Path | None = None
+    output_format: Literal["auto", "text", "jsonl"] = "auto"
+    chat: bool = False
+    defaults: dict[str, Any] = {}
+
+
+class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep doctor``.
+
+    Args:
+        model: The model to check; None = the default model.
+        tp: Ranks of a stage to check for.
+        pp: Stages to check for.
+        as_json: Whether to print one JSON document.
+    """
+
+    model: Path | None
+    tp: int
+    pp: int
+    as_json: bool
+
+
+Command = GenerateCommand | DoctorCommand

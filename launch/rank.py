@@ -1,0 +1,197 @@
+"""One rank: comes up, runs the engine's steps until the leader ends them, and leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from grammar_sync.compiler import ThreadedGrammarCompiler
+from launch.cli import UsageError
+from launch.engine_process import threads_per_rank
+from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
+from launch.groups import RankGroups, build_groups, warm_up
+from launch.options import EngineOptions
+from launch.run_folder import RunFolder
+from launch.start_barrier import connect_store, meet
+from pp.link import Tag
+from pp.partition import layer_ranges
+from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, kv_bytes_per_token
+from runtime.checkpoint import open_checkpoint
+from runtime.client_socket import LeaderSocket
+from runtime.engine import RankEngine
+from runtime.leader import Leader, LeaderLimits
+from runtime.messages import EngineReady
+from runtime.model import DecoderStage
+from runtime.model_config import check_parallel
+from runtime.request_builder import RequestBuilder, RequestLimits
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.tokenizer import Tokenizer
+from runtime.weights import WeightReader, resolve_dtype
+
+_MAX_BEAT_S = 1.0
+_GRAMMAR_WAIT_S = 0.01
+_FRONT_EXIT_S = 3.0
+
+
+class StartFacts(msgspec.Struct, frozen=True):
+    """What the leader alone can know before the first step, since later stages hold no tokenizer.
+
+    Args:
+        eos_token_ids: What ends an output: the union of tokenizer, generation and model configuration.
+    """
+
+    eos_token_ids: tuple[int, ...]
+
+
+class Rank:
+    """This process as one of the engine's ranks.
+
+    Args:
+        options: The engine's options.
+        environment: What torchrun says.
+        argv: The command line, for the front side that the leader may have to start.
+    """
+
+    def __init__(self, options: EngineOptions, environment: RankEnvironment, argv: list[str]) -> None:
+        self.phase = "start"
+        self.stage, self.tp_rank = divmod(environment.rank, options.tp)
+        self._options = options
+        self._environment = environment
+        self._argv = argv
+        self._front: subprocess.Popen[bytes] | None = None
+        self._socket: LeaderSocket | None = None
+
+    def run(self) -> int:
+        """Runs this rank from start to end; returns the exit code."""
+        options, environment = self._options, self._environment
+        if environment.world_size != options.world_size:
+            raise UsageError(
+                f"torchrun started {environment.world_size} ranks: --tp {options.tp} x --pp {options.pp} "
+                f"needs {options.world_size}"
+            )
+        torch.set_num_threads(threads_per_rank(options.threads_per_rank, environment.local_world_size))
+        device = self._device()
+        store = connect_store(environment, options.start_timeout_s)
+        meet(store, "started", environment, options.start_timeout_s)
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=dist.PrefixStore("groups", store),
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=timedelta(seconds=options.group_timeout_s),
+        )
+        groups = build_groups(options.tp, options.pp, timeout_s=options.group_timeout_s, device=device)
+        warm_up(groups)
+        engine, ready = self._build(groups, device)
+        meet(store, "loaded", environment, options.start_timeout_s)
+        self.phase = "run"
+        if self._socket is not None:
+            self._socket.send([ready])
+        engine.run()
+        return self._leave()
+
+    def _build(self, groups: RankGroups, device: torch.device) -> tuple[RankEngine, EngineReady]:
+        options = self._options
+        checkpoint = open_checkpoint(options.model)
+        config = checkpoint.config
+        check_parallel(config, options.tp, options.pp)
+        dtype = resolve_dtype(options.dtype, config)
+        layers = layer_ranges(config.num_layers, options.pp, options.pp_layers)
+        max_model_len = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+        kv_cache_tokens = options.kv_cache_bytes // kv_bytes_per_token(config, layers, options.tp, dtype)
+        tokenizer = Tokenizer.load(options.model) if groups.link.is_first else None
+        facts = _share_facts(groups, tokenizer, config.eos_token_ids)
+        first_stage, leader = None, None
+        if tokenizer is not None:
+            limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens)
+            leader = self._leader(tokenizer, limits) if self._environment.rank == 0 else None
+            vocabulary = grammar_vocabulary(tokenizer, config, facts.eos_token_ids)
+            wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
+            first_stage = FirstStagePart(vocabulary, ThreadedGrammarCompiler(vocabulary, on_finished=wake))
+        stage = DecoderStage(
+            config, WeightReader(checkpoint), layers[groups.link.stage], groups.tensor_parallel, dtype=dtype, device=device
+        )
+        scheduler = Scheduler(
+            SchedulerLimits(
+                max_num_seqs=options.max_num_seqs,
+                max_batch_tokens=options.max_batch_tokens,
+                kv_cache_tokens=kv_cache_tokens,
+                in_flight_steps=options.pp,
+            ),
+            facts.eos_token_ids,
+        )
+        engine = build_engine(
+            group=groups.tensor_parallel,
+            link=groups.link,
+            stage=stage,
+            scheduler=scheduler,
+            eos_token_ids=facts.eos_token_ids,
+            in_flight_steps=options.pp,
+            first_stage=first_stage,
+            leader=leader,
+        )
+        dtype_name = str(dtype).removeprefix("torch.")
+        return engine, EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len)
+
+    def _device(self) -> torch.device:
+        asked, environment = self._options.device, self._environment
+        available = torch.cuda.device_count()
+        if asked == "cpu" or (asked == "auto" and available == 0):
+            return torch.device("cpu")
+        if available < environment.local_world_size:
+            raise UsageError(
+                f"--device {asked}: this node has {available} CUDA devices for {environment.local_world_size} ranks"
+            )
+        device = torch.device("cuda", environment.local_rank)
+        torch.cuda.set_device(device)
+        return device
+
+    def _leader(self, tokenizer: Tokenizer, limits: RequestLimits) -> Leader:
+        options = self._options
+        endpoint = self._front_endpoint()
+        self._socket = LeaderSocket(endpoint)
+        clock = LeaderLimits(
+            beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3),
+            grammar_wait_s=_GRAMMAR_WAIT_S,
+            grammar_timeout_s=options.grammar_timeout_s,
+        )
+        return Leader(self._socket, RequestBuilder(tokenizer, limits), tokenizer, clock, self._front_is_alive)
+
+    def _front_endpoint(self) -> str:
+        """Returns where the front side is bound; starts it when torchrun, not the front side, started this rank."""
+        if self._environment.run_folder is not None:
+            return RunFolder(self._environment.run_folder).endpoint
+        folder = RunFolder.create()
+        environ = with_import_path(without_rank_variables(os.environ)) | {FRONT_ENDPOINT: folder.endpoint}
+        self._front = subprocess.Popen([sys.executable, "-m", "launch", *self._argv], env=environ)
+        return folder.endpoint
+
+    def _front_is_alive(self) -> bool:
+        return self._front is None or self._front.poll() is None
+
+    def _leave(self) -> int:
+        """Closes what is open; returns the front side's exit code where this rank started it."""
+        if self._socket is not None:
+            self._socket.close()
+        dist.destroy_process_group()
+        return 0 if self._front is None else self._front.wait(_FRONT_EXIT_S)
+
+
+def _share_facts(groups: RankGroups, tokenizer: Tokenizer | None, config_eos: tuple[int, ...]) -> StartFacts:
+    """Returns the first stage's facts on every rank; every rank calls it once, before the first step."""
+    group, link = groups.tensor_parallel, groups.link
+    if tokenizer is not None:
+        facts = StartFacts(tuple(sorted({*tokenizer.eos_token_ids, *config_eos})))
+        frame = group.broadcast_frame(msgspec.msgpack.encode(facts) if group.rank == 0 else None)
+    else:
+        frame = link.receive_frame(link.stage - 1, Tag.INTAKE)
+    if not link.is_last:
+        link.send_frame(frame, link.stage + 1, Tag.INTAKE)
+    return msgspec.msgpack.decode(frame, type=StartFacts)

@@ -1,0 +1,81 @@
+"""A rank's entry: runs the engine, and turns every error into a report and a named exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+
+from grammar_sync.vocabulary import VocabularyError
+from launch.cli import UsageError, parse_command
+from launch.default_model import DefaultModelError
+from launch.environment import RankEnvironment, RankEnvironmentError
+from launch.exit_codes import ExitCode
+from launch.options import GenerateCommand
+from launch.parent_death import die_with_parent
+from launch.rank import Rank
+from launch.run_folder import RankReport, RunFolder
+from launch.start_barrier import StartError
+from pp.link import LinkError
+from runtime.checkpoint_layout import CheckpointError
+from runtime.tokenizer import TokenizerError
+from tp.group import CollectiveError
+
+_CONSEQUENCES = (CollectiveError, LinkError, StartError)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs this rank of ``lockstep`` with ``argv``; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    # Python cannot run a handler while a collective waits in C++: the default action ends the rank at once.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        environment = RankEnvironment.read(os.environ)
+        command = parse_command(arguments)
+    except (RankEnvironmentError, UsageError, DefaultModelError) as error:
+        print(f"lockstep: {error}", file=sys.stderr)  # noqa: T201
+        return ExitCode.USAGE
+    if not isinstance(command, GenerateCommand):
+        print("lockstep: only 'generate' runs under torchrun", file=sys.stderr)  # noqa: T201
+        return ExitCode.USAGE
+    die_with_parent(signal.SIGKILL, environment.agent_pid)
+    logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
+    rank = Rank(command.engine, environment, arguments)
+    try:
+        return rank.run()
+    except Exception as error:  # noqa: BLE001 - the process boundary: whatever it was, it is reported and ends the rank
+        code = _report(rank, environment, error)
+    logging.shutdown()
+    sys.stderr.flush()
+    # Nothing in torch ends an operation of gloo that still waits; a regular exit would wait for it.
+    os._exit(code)
+
+
+def _report(rank: Rank, environment: RankEnvironment, error: Exception) -> ExitCode:
+    code = _exit_code(rank, error)
+    report = RankReport(
+        rank=environment.rank,
+        stage=rank.stage,
+        tp_rank=rank.tp_rank,
+        phase=rank.phase,
+        kind=type(error).__name__,
+        message=" ".join(str(error).split()) or type(error).__name__,
+        is_consequence=isinstance(error, _CONSEQUENCES),
+        exit_code=code,
+    )
+    expected = isinstance(error, (ValueError, *_CONSEQUENCES))
+    if environment.run_folder is None:
+        print(f"lockstep: {report.sentence()}", file=sys.stderr)  # noqa: T201
+    else:
+        RunFolder(environment.run_folder).write_report(report)
+    if not expected:
+        logging.getLogger(__name__).error("%s", report.kind, exc_info=error)
+    return code
+
+
+def _exit_code(rank: Rank, error: Exception) -> ExitCode:
+    if isinstance(error, (CheckpointError, TokenizerError, VocabularyError, UsageError)):
+        return ExitCode.USAGE
+    return ExitCode.START_FAILED if rank.phase == "start" else ExitCode.RANK_FAILED

@@ -1,0 +1,84 @@
+"""Requests of an offline batch: from the command line, a JSONL file or stdin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+from launch.cli import UsageError
+from launch.options import GenerateCommand
+from runtime.messages import ErrorInfo
+
+_GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
+
+
+@dataclass(frozen=True)
+class InputRequest:
+    """One request of the input.
+
+    Args:
+        user_id: The line's ``id``, else ``line-N``.
+        fields: What the leader is sent; None when the line is no request.
+        error: What is wrong with the line, if something is.
+    """
+
+    user_id: Any
+    fields: dict[str, Any] | None
+    error: ErrorInfo | None = None
+
+
+def read_requests(command: GenerateCommand) -> Iterator[InputRequest]:
+    """Yields the requests in input order, with the command line's defaults where a line does not say.
+
+    Raises:
+        UsageError: The input file cannot be read.
+    """
+    if command.input_file is None:
+        for number, prompt in enumerate(command.prompts, 1):
+            text: dict[str, Any] = (
+                {"messages": [{"role": "user", "content": prompt}]} if command.chat else {"prompt": prompt}
+            )
+            yield InputRequest(f"prompt-{number}", command.defaults | text)
+        return
+    with _open(command.input_file) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _parse_line(line, number, command.defaults)
+
+
+@contextmanager
+def _open(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = open(name, "rb")  # noqa: PTH123, SIM115
+    except OSError as error:
+        raise UsageError(f"--input {name}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequest:
+    user_id: Any = f"line-{number}"
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return InputRequest(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
+    if not isinstance(value, dict):
+        message = f"line {number} is a JSON {type(value).__name__}: an object is needed"
+        return InputRequest(user_id, None, ErrorInfo("invalid_request", message))
+    return InputRequest(value.get("id", user_id), _with_defaults(value, defaults))
+
+
+def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Returns ``fields`` with defaults where it does not say; a grammar of its own replaces the default one."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if any(given.get(name) not in (None, False) for name in _GRAMMAR_FIELDS):
+        defaults = {name: value for name, value in defaults.items() if name not in _GRAMMAR_FIELDS}
+    return defaults | given

@@ -1,0 +1,89 @@
+"""The folder of one run: the client socket, torchrun's logs, and what ranks say before they die.
+
+It is made by the front side, readable by its owner only, and removed when the run is over.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """Why a rank ended.
+
+    Args:
+        rank: Global rank.
+        stage: Its pipeline stage; -1 when another process wrote the report.
+        tp_rank: Its rank within the stage; -1 likewise.
+        phase: ``start`` or ``run``.
+        kind: The error's class.
+        message: One line.
+        is_consequence: Whether it only lost contact with another rank, so that the cause lies elsewhere.
+        exit_code: The exit code it left with; negative = killed by that signal.
+    """
+
+    rank: int
+    stage: int
+    tp_rank: int
+    phase: str
+    kind: str
+    message: str
+    is_consequence: bool
+    exit_code: int
+
+    def sentence(self) -> str:
+        """Returns the report as one line."""
+        where = f"rank {self.rank}"
+        if self.stage >= 0:
+            where += f" (stage {self.stage}, tensor-parallel rank {self.tp_rank})"
+        return f"{where} failed at {self.phase}: {self.message}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls) -> RunFolder:
+        """Returns a new folder with owner-only permissions."""
+        folder = cls(Path(tempfile.mkdtemp(prefix="lockstep-")))
+        (folder.path / "reports").mkdir()
+        return folder
+
+    @property
+    def endpoint(self) -> str:
+        """Where the client socket is bound."""
+        return f"ipc://{self.path / 'client'}"
+
+    @property
+    def log_folder(self) -> Path:
+        """Where torchrun may write."""
+        return self.path / "torchrun"
+
+    def write_report(self, report: RankReport) -> None:
+        """Leaves a rank's last words; an earlier report of the rank is kept."""
+        path = self.path / "reports" / f"{report.rank}.json"
+        if not path.exists():
+            part = path.with_suffix(".part")
+            part.write_bytes(msgspec.json.encode(report))
+            part.rename(path)
+
+    def cause(self) -> RankReport | None:
+        """Returns the report that names the cause: a failure of its own before one that lost contact, lowest rank."""
+        reports = [
+            msgspec.json.decode(path.read_bytes(), type=RankReport)
+            for path in sorted((self.path / "reports").glob("*.json"))
+        ]
+        reports.sort(key=lambda report: (report.is_consequence, report.rank))
+        return reports[0] if reports else None
+
+    def remove(self) -> None:
+        """Removes the folder and all in it."""
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,138 @@
+"""Puts a rank's engine together from its parts; what a rank is given decides its role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from grammar_sync.compiler import GrammarCompiler
+from grammar_sync.manager import GrammarManager
+from grammar_sync.masks import MaskExchange
+from grammar_sync.vocabulary import GrammarVocabulary
+from pp.link import StageLink
+from runtime.engine import EngineParts, OutputSink, RankEngine, SilentSink
+from runtime.grammar_role import FirstStageGrammars, GrammarRole, LaterStageGrammars
+from runtime.intake import ActionSource, Intake
+from runtime.model import DecoderStage
+from runtime.model_config import ModelConfig
+from runtime.sampling import SamplingPart
+from runtime.scheduler import Scheduler
+from runtime.token_share import TokenShare
+from runtime.tokenizer import Tokenizer
+from sampler.sampler import Sampler
+from tp.group import TensorParallelGroup
+from tp.partition import VocabularyBlocks, attention_slice
+
+
+class VocabularyMismatchError(ValueError):
+    """The tokenizer has ids that the model does not know."""
+
+
+class LeaderPart(ActionSource, OutputSink, Protocol):
+    """What makes a rank the leader: where actions come from and who hears of tokens."""
+
+
+@dataclass(frozen=True)
+class FirstStagePart:
+    """What a first-stage rank has that others lack.
+
+    Args:
+        vocabulary: What grammars are compiled for.
+        compiler: Compiles them.
+    """
+
+    vocabulary: GrammarVocabulary
+    compiler: GrammarCompiler
+
+
+def grammar_vocabulary(tokenizer: Tokenizer, config: ModelConfig, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
+    """Returns the tokenizer's vocabulary as the grammar compiler needs it.
+
+    Raises:
+        VocabularyMismatchError: The tokenizer has more ids than the model's LM head.
+    """
+    if tokenizer.size > config.vocab_size:
+        raise VocabularyMismatchError(
+            f"the tokenizer has {tokenizer.size} ids, the model's LM head only {config.vocab_size}: "
+            "they do not belong together"
+        )
+    return GrammarVocabulary(
+        tokens=tokenizer.token_strings,
+        vocab_type=tokenizer.vocabulary_type,
+        vocab_size=config.vocab_size,
+        stop_token_ids=eos_token_ids,
+        special_token_ids=tokenizer.special_token_ids,
+        add_prefix_space=tokenizer.add_prefix_space,
+    )
+
+
+def kv_bytes_per_token(config: ModelConfig, layers: list[range], tp_size: int, dtype: torch.dtype) -> int:
+    """Returns the KV bytes of one token on the rank that holds most of them; the same on every rank."""
+    heads = max(
+        len(attention_slice(config.num_heads, config.num_kv_heads, rank, tp_size).kv_heads) for rank in range(tp_size)
+    )
+    return 2 * max(len(stage) for stage in layers) * heads * config.head_dim * dtype.itemsize
+
+
+def build_engine(
+    *,
+    group: TensorParallelGroup,
+    link: StageLink,
+    stage: DecoderStage,
+    scheduler: Scheduler,
+    eos_token_ids: tuple[int, ...],
+    in_flight_steps: int,
+    first_stage: FirstStagePart | None = None,
+    leader: LeaderPart | None = None,
+) -> RankEngine:
+    """Returns this rank's engine.
+
+    Args:
+        group: The rank's stage.
+        link: The rank's pipeline.
+        stage: Its layers, loaded.
+        scheduler: An empty replicated scheduler.
+        eos_token_ids: What ends an output: the union of all sources, the same on every rank.
+        in_flight_steps: How many steps may be under way at once.
+        first_stage: Given to first-stage ranks.
+        leader: Given to global rank 0.
+    """
+    blocks = VocabularyBlocks(stage.config.vocab_size)
+    masks = MaskExchange(link, blocks.slice_of(group.rank, group.size).words)
+    grammars: GrammarRole
+    if first_stage is None:
+        grammars = LaterStageGrammars(link)
+    else:
+        manager = GrammarManager(first_stage.vocabulary, first_stage.compiler)
+        grammars = FirstStageGrammars(manager, masks, group, link)
+    sampling = None
+    if link.is_last:
+        vocabulary = stage.vocabulary
+        sampler = Sampler(
+            group,
+            vocab_size=stage.config.vocab_size,
+            slice_start=vocabulary.start,
+            block_length=vocabulary.block_length,
+        )
+        sampling = SamplingPart(
+            sampler,
+            masks,
+            eos_token_ids=frozenset(eos_token_ids),
+            in_flight_steps=in_flight_steps,
+            device=stage.device,
+        )
+    parts = EngineParts(
+        group=group,
+        link=link,
+        intake=Intake(group, link, leader),
+        scheduler=scheduler,
+        grammars=grammars,
+        stage=stage,
+        cache=stage.new_cache(),
+        tokens=TokenShare(group, link),
+        sampling=sampling,
+        sink=SilentSink() if leader is None else leader,
+    )
+    return RankEngine(parts, in_flight_steps)

@@ -1,0 +1,111 @@
+"""The socket between the front side and the leader: msgpack over ZMQ, nothing pickled.
+
+The front binds, so that it can outlive the ranks; the leader connects. Each message is a list of values of one
+direction. Nothing else in the project touches ZMQ.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from runtime.messages import ClientMessage, EngineMessage
+
+_LINGER_MS = 2000
+
+
+class ClientSocketError(RuntimeError):
+    """The socket between front and leader failed."""
+
+
+class FrontSocket:
+    """The front's end.
+
+    Args:
+        endpoint: Where to bind, for example ``ipc:///run/user/1000/lockstep-x/client``.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket = _dealer(self._context)
+        self._decoder = msgspec.msgpack.Decoder(list[EngineMessage])
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ClientSocketError(f"cannot bind {endpoint}: {error}") from error
+
+    def send(self, messages: Sequence[ClientMessage]) -> None:
+        """Sends messages in order, without waiting."""
+        self._socket.send(msgspec.msgpack.encode(list(messages)))
+
+    def receive(self, timeout_s: float) -> list[EngineMessage]:
+        """Returns what the leader sent, in order; empty when nothing came in ``timeout_s``."""
+        return [message for frame in _frames(self._socket, timeout_s) for message in self._decoder.decode(frame)]
+
+    def close(self) -> None:
+        """Closes the socket; messages not yet delivered are given two seconds."""
+        self._socket.close()
+        self._context.term()
+
+
+class LeaderSocket:
+    """The leader's end.
+
+    Args:
+        endpoint: Where the front bound its end; it may bind later.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket = _dealer(self._context)
+        self._decoder = msgspec.msgpack.Decoder(list[ClientMessage])
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._socket.connect(endpoint)
+
+    def send(self, messages: Sequence[EngineMessage]) -> None:
+        """Sends messages in order, without waiting."""
+        self._socket.send(msgspec.msgpack.encode(list(messages)))
+
+    def receive(self, timeout_s: float) -> list[ClientMessage]:
+        """Returns what the front sent, in order; empty when nothing came in ``timeout_s`` or ``wake`` was called."""
+        if timeout_s > 0:
+            ready = dict(self._poller.poll(timeout_s * 1000))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+        return [message for frame in _frames(self._socket, 0) for message in self._decoder.decode(frame)]
+
+    def wake(self) -> None:
+        """Ends a ``receive`` that waits; any thread may call it."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Closes the socket; messages not yet delivered are given two seconds."""
+        self._socket.close()
+        self._context.term()
+        os.close(self._wake)
+
+
+def _dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.DEALER)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    return socket
+
+
+def _frames(socket: zmq.Socket[bytes], timeout_s: float) -> list[bytes]:
+    """Returns every frame that is there, after waiting up to ``timeout_s`` for the first."""
+    frames: list[bytes] = []
+    if timeout_s > 0 and not socket.poll(timeout_s * 1000):
+        return frames
+    while True:
+        try:
+            frames.append(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return frames

@@ -1,0 +1,247 @@
+"""The step loop: the same lines on every rank.
+
+intake → agree → schedule → masks → forward → sample → share ids → commit → settle → emit
+
+What differs between ranks is which objects they were given: the leader's intake has a source and its sink a client,
+the first stage's grammar role compiles, the last stage has a sampling part.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pp.link import StageLink, Tag
+from runtime.batch import Chunk, ForwardBatch, pack
+from runtime.grammar_role import GrammarRole
+from runtime.intake import Intake, Patience
+from runtime.kv_cache import SequenceKVCache
+from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, StopRanks
+from runtime.model import DecoderStage
+from runtime.plan import StepPlan
+from runtime.sampling import SampledRows, SamplingPart
+from runtime.scheduler import Scheduler
+from runtime.sequence import Sequence
+from runtime.token_share import TokenShare
+from tp.group import TensorParallelGroup
+
+
+class OutputSink(Protocol):
+    """Who hears of tokens and ends; the leader's sink tells the client."""
+
+    def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
+        """Notes that grammars were agreed ready."""
+
+    def token(self, sequence: Sequence) -> None:
+        """Takes a sequence's newest token and its end, if it has come to it."""
+
+    def refused(self, sequence: Sequence, message: str) -> None:
+        """Takes note that a grammar refused a sequence's newest token."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """Takes note of a sequence that an action or a verdict ended."""
+
+    def flush(self) -> None:
+        """Sends what has gathered."""
+
+
+class SilentSink:
+    """The sink of every rank but the leader."""
+
+    def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
+        """Does nothing."""
+
+    def token(self, sequence: Sequence) -> None:
+        """Does nothing."""
+
+    def refused(self, sequence: Sequence, message: str) -> None:
+        """Does nothing."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What a rank's engine is made of.
+
+    Args:
+        group: The rank's stage.
+        link: The rank's pipeline.
+        intake: How it learns what to do.
+        scheduler: The replicated scheduler.
+        grammars: Its part in grammars.
+        stage: Its layers.
+        cache: Their KV cache.
+        tokens: How ids reach all ranks.
+        sampling: How the last stage samples; None on the others.
+        sink: Who hears of tokens.
+    """
+
+    group: TensorParallelGroup
+    link: StageLink
+    intake: Intake
+    scheduler: Scheduler
+    grammars: GrammarRole
+    stage: DecoderStage
+    cache: SequenceKVCache
+    tokens: TokenShare
+    sampling: SamplingPart | None
+    sink: OutputSink
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step whose tokens are not committed yet; ``sampled`` is known on the last stage only."""
+
+    plan: StepPlan
+    sampled: SampledRows | None
+
+
+class RankEngine:
+    """One rank's engine.
+
+    Args:
+        parts: What it is made of.
+        in_flight_steps: How many steps may be under way at once: one per stage.
+    """
+
+    def __init__(self, parts: EngineParts, in_flight_steps: int) -> None:
+        self._parts = parts
+        self._depth = in_flight_steps
+        self._in_flight: deque[_Flight] = deque()
+        self._step = 0
+
+    def run(self) -> None:
+        """Runs steps until the leader stops the ranks; every rank calls it."""
+        with torch.inference_mode():
+            while self.step():
+                pass
+        self._parts.link.drain()
+
+    def step(self) -> bool:
+        """Runs one step; returns whether there is a next one."""
+        parts = self._parts
+        self._begin_step()
+        goes_on = self._apply(parts.intake.exchange(self._patience()))
+        self._agree()
+        plan = parts.scheduler.plan(self._step)
+        if plan.rows:
+            self._in_flight.append(self._launch(plan))
+        while self._must_commit(plan, goes_on=goes_on):
+            self._commit(self._in_flight.popleft())
+        self._release()
+        parts.sink.flush()
+        return goes_on
+
+    def _begin_step(self) -> None:
+        self._step += 1
+        self._parts.group.begin_step(self._step)
+        self._parts.link.begin_step(self._step, self._depth)
+
+    def _patience(self) -> Patience:
+        scheduler = self._parts.scheduler
+        if self._in_flight or scheduler.has_work:
+            return Patience.NONE
+        return Patience.BRIEF if scheduler.waiting_for_grammar else Patience.LONG
+
+    def _apply(self, actions: list[Action]) -> bool:
+        """Applies the leader's actions in order; returns whether the ranks go on."""
+        scheduler, grammars, sink = self._parts.scheduler, self._parts.grammars, self._parts.sink
+        for action in actions:
+            match action:
+                case AddSequence():
+                    sequence = Sequence.from_action(action)
+                    scheduler.add(sequence)
+                    grammars.add(sequence)
+                case EndSequence():
+                    ended = scheduler.end(action.sequence_id, action.finish_reason, action.error)
+                    if ended is not None:
+                        sink.ended(ended)
+                case StopRanks():
+                    return False
+        return True
+
+    def _agree(self) -> None:
+        """Agrees on grammars when one waits; all ranks know from the replicated queue whether one does."""
+        scheduler = self._parts.scheduler
+        if not scheduler.waiting_for_grammar:
+            return
+        verdict = self._parts.grammars.agree(self._step, scheduler.waiting_for_grammar)
+        for sequence in scheduler.apply(verdict):
+            self._parts.sink.ended(sequence)
+        self._parts.sink.grammars_ready(verdict.ready)
+        self._release()
+
+    def _launch(self, plan: StepPlan) -> _Flight:
+        """Runs this rank's part of a plan, up to the sampled ids on the last stage."""
+        parts, link = self._parts, self._parts.link
+        parts.grammars.send_masks(plan)
+        output = parts.stage.forward(self._forward_batch(plan), self._hidden(plan), parts.cache)
+        if parts.sampling is None:
+            link.send_tensor(output, link.stage + 1, Tag.HIDDEN)
+            return _Flight(plan, None)
+        return _Flight(plan, self._sample(parts.sampling, plan, output))
+
+    def _sample(self, sampling: SamplingPart, plan: StepPlan, logits: torch.Tensor) -> SampledRows:
+        if not plan.sampling_rows:
+            return SampledRows([], [])
+        sequences = [self._parts.scheduler[row.sequence_id] for row in plan.sampling_rows]
+        token_ids, statuses = sampling.sample(plan, sequences, logits)
+        return SampledRows(*self._parts.tokens.publish(plan, token_ids, statuses))
+
+    def _must_commit(self, plan: StepPlan, *, goes_on: bool) -> bool:
+        return bool(self._in_flight) and (len(self._in_flight) == self._depth or not plan.rows or not goes_on)
+
+    def _commit(self, flight: _Flight) -> None:
+        """Commits the oldest step in flight: ids into sequences, grammars forward, tokens to the sink."""
+        parts, plan = self._parts, flight.plan
+        sampled = flight.sampled
+        if sampled is None:
+            sampled = SampledRows(*parts.tokens.receive(plan)) if plan.sampling_rows else SampledRows([], [])
+        errors = [self._error(plan, status) for status in sampled.statuses]
+        for sequence in parts.scheduler.commit(plan, sampled.token_ids, errors):
+            refusal = None if sequence.error is not None else parts.grammars.accept(sequence)
+            if refusal is None:
+                parts.sink.token(sequence)
+            else:
+                parts.sink.refused(sequence, refusal)
+
+    def _error(self, plan: StepPlan, status: int) -> ErrorInfo | None:
+        if status == 0:
+            return None
+        message = f"step {plan.step}: no token can be drawn (NaN or +inf logits, or nothing is allowed)"
+        return ErrorInfo("sampling_error", message)
+
+    def _release(self) -> None:
+        parts = self._parts
+        for sequence in parts.scheduler.release_finished():
+            parts.grammars.release(sequence)
+            if sequence.num_computed:
+                parts.cache.remove(sequence.sequence_id)
+
+    def _hidden(self, plan: StepPlan) -> torch.Tensor | None:
+        link = self._parts.link
+        if link.is_first:
+            return None
+        stage = self._parts.stage
+        shape = (plan.num_tokens, stage.config.hidden_size)
+        return link.receive_tensor(link.stage - 1, Tag.HIDDEN, shape=shape, dtype=stage.dtype)
+
+    def _forward_batch(self, plan: StepPlan) -> ForwardBatch:
+        """Returns the plan's tokens as one batch, after making room for the sequences that start."""
+        chunks = []
+        for row in plan.rows:
+            sequence = self._parts.scheduler[row.sequence_id]
+            if row.start == 0:
+                self._parts.cache.add(row.sequence_id, sequence.capacity_tokens)
+            chunks.append(
+                Chunk(row.sequence_id, sequence.token_ids(row.start, row.length), row.start, samples=row.samples)
+            )
+        return pack(chunks, self._parts.stage.device)

@@ -1,0 +1,234 @@
+"""The leader: the one rank that talks to the client.
+
+It turns client messages into actions for all ranks, and committed tokens into text for the client. What the replicas
+cannot see for themselves (an abort, a stop string, a time-out, a grammar that refused a token) becomes an action of the
+next step, so that every rank learns it at the same point.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runtime.detokenizer import IncrementalDetokenizer
+from runtime.intake import Patience
+from runtime.messages import (
+    Abort,
+    Accepted,
+    Action,
+    AddSequence,
+    ClientMessage,
+    EndSequence,
+    EngineMessage,
+    ErrorInfo,
+    Finished,
+    FinishReason,
+    Rejected,
+    Shutdown,
+    StopRanks,
+    Submit,
+    TokenDelta,
+    Usage,
+)
+from runtime.request_builder import RequestBuilder, RequestError
+from runtime.sequence import Sequence
+from runtime.tokenizer import Tokenizer
+
+
+class MessageSocket(Protocol):
+    """What the leader needs of its socket."""
+
+    def send(self, messages: list[EngineMessage]) -> None:
+        """Sends messages in order, without waiting."""
+
+    def receive(self, timeout_s: float) -> list[ClientMessage]:
+        """Returns what came, after waiting up to ``timeout_s`` for it."""
+
+
+@dataclass(frozen=True)
+class LeaderLimits:
+    """The leader's clock.
+
+    Args:
+        beat_s: How long an idle leader waits at most before it sends an empty list.
+        grammar_wait_s: How long it waits while grammars are being compiled.
+        grammar_timeout_s: How long a grammar may take until it is agreed ready.
+    """
+
+    beat_s: float
+    grammar_wait_s: float
+    grammar_timeout_s: float
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What the client sees of one sequence."""
+
+    request_id: int
+    index: int
+    detokenizer: IncrementalDetokenizer
+    grammar_deadline_s: float | None
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+
+
+class Leader:
+    """The source of actions and the sink of tokens.
+
+    Args:
+        socket: The client's other end.
+        builder: Validates and tokenizes requests.
+        tokenizer: For the output.
+        limits: Its clock.
+        client_is_alive: Whether the client's process still exists; when not, the ranks stop.
+    """
+
+    def __init__(
+        self,
+        socket: MessageSocket,
+        builder: RequestBuilder,
+        tokenizer: Tokenizer,
+        limits: LeaderLimits,
+        client_is_alive: Callable[[], bool],
+    ) -> None:
+        self._socket = socket
+        self._builder = builder
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._client_is_alive = client_is_alive
+        self._streams: dict[int, _Stream] = {}
+        self._sequences_of: dict[int, list[int]] = {}
+        self._actions: list[Action] = []
+        self._outbox: list[EngineMessage] = []
+        self._next_sequence_id = 0
+
+    def collect(self, patience: Patience) -> list[Action]:
+        """Returns the next step's actions, after waiting for them as ``patience`` allows."""
+        for message in self._socket.receive(self._timeout_s(patience)):
+            self._handle(message)
+        if not self._client_is_alive():
+            self._actions.append(StopRanks())
+        self._expire_grammars()
+        self.flush()
+        actions, self._actions = self._actions, []
+        return actions
+
+    def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
+        """Notes that the grammars of these sequences were agreed ready."""
+        for sequence_id in sequence_ids:
+            if sequence_id in self._streams:
+                self._streams[sequence_id].grammar_deadline_s = None
+
+    def token(self, sequence: Sequence) -> None:
+        """Emits what a sequence's newest token adds, and its end if it has come to it."""
+        stream = self._streams.get(sequence.sequence_id)
+        if stream is None:
+            return
+        if sequence.finish_reason == "error":
+            self._finish(stream, sequence, "error", sequence.error)
+            return
+        token_id = sequence.output_token_ids[-1]
+        stream.token_ids.append(token_id)
+        if sequence.finish_reason != "stop":
+            stream.text += stream.detokenizer.push(token_id)
+        if stream.detokenizer.stopped is not None:
+            self._actions.append(EndSequence(sequence.sequence_id, "stop"))
+            self._finish(stream, sequence, "stop", None)
+        elif sequence.finish_reason is not None:
+            self._finish(stream, sequence, sequence.finish_reason, None)
+        else:
+            self._emit(stream)
+
+    def refused(self, sequence: Sequence, message: str) -> None:
+        """Ends a sequence whose grammar refused the token that its own mask allowed."""
+        stream = self._streams.get(sequence.sequence_id)
+        if stream is None:
+            return
+        error = ErrorInfo("grammar_error", message)
+        self._actions.append(EndSequence(sequence.sequence_id, "error", error))
+        self._finish(stream, sequence, "error", error)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Tells the client of a sequence that an action or a verdict ended."""
+        stream = self._streams.get(sequence.sequence_id)
+        if stream is not None and sequence.finish_reason is not None:
+            self._finish(stream, sequence, sequence.finish_reason, sequence.error)
+
+    def flush(self) -> None:
+        """Sends what has gathered for the client."""
+        if self._outbox:
+            self._socket.send(self._outbox)
+            self._outbox = []
+
+    def _timeout_s(self, patience: Patience) -> float:
+        if self._actions or patience is Patience.NONE:
+            return 0.0
+        return self._limits.grammar_wait_s if patience is Patience.BRIEF else self._limits.beat_s
+
+    def _handle(self, message: ClientMessage) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort():
+                for sequence_id in self._sequences_of.get(message.request_id, ()):
+                    self._actions.append(EndSequence(sequence_id, "abort"))
+            case Shutdown():
+                self._actions += [EndSequence(sequence_id, "abort") for sequence_id in self._streams]
+                self._actions.append(StopRanks())
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            request = self._builder.build(message.fields)
+        except RequestError as error:
+            self._outbox.append(Rejected(message.request_id, error.info))
+            return
+        self._outbox.append(Accepted(message.request_id, request.params.n))
+        deadline_s = None if request.grammar is None else time.monotonic() + self._limits.grammar_timeout_s
+        ids = range(self._next_sequence_id, self._next_sequence_id + request.params.n)
+        self._next_sequence_id = ids.stop
+        self._sequences_of[message.request_id] = list(ids)
+        for choice, sequence_id in enumerate(ids):
+            detokenizer = IncrementalDetokenizer(
+                self._tokenizer, request.prompt_token_ids, stop=request.params.stop
+            )
+            self._streams[sequence_id] = _Stream(message.request_id, choice, detokenizer, deadline_s)
+            self._actions.append(
+                AddSequence(
+                    sequence_id=sequence_id,
+                    choice=choice,
+                    prompt_token_ids=request.prompt_token_ids,
+                    max_tokens=request.max_tokens,
+                    params=request.params,
+                    seed=request.seed,
+                    grammar=request.grammar,
+                )
+            )
+
+    def _expire_grammars(self) -> None:
+        now_s = time.monotonic()
+        for sequence_id, stream in self._streams.items():
+            if stream.grammar_deadline_s is not None and now_s > stream.grammar_deadline_s:
+                stream.grammar_deadline_s = None
+                message = f"the grammar was not compiled in {self._limits.grammar_timeout_s:g} s"
+                self._actions.append(EndSequence(sequence_id, "error", ErrorInfo("timeout", message)))
+
+    def _emit(self, stream: _Stream) -> None:
+        self._outbox.append(TokenDelta(stream.request_id, stream.index, stream.text, stream.token_ids))
+        stream.text, stream.token_ids = "", []
+
+    def _finish(
+        self, stream: _Stream, sequence: Sequence, reason: FinishReason, error: ErrorInfo | None
+    ) -> None:
+        stream.text += stream.detokenizer.finish()
+        if stream.text or stream.token_ids:
+            self._emit(stream)
+        prompt, output = len(sequence.prompt_token_ids), len(sequence.output_token_ids)
+        usage = Usage(prompt, output, prompt + output)
+        self._outbox.append(Finished(stream.request_id, stream.index, reason, usage, error))
+        del self._streams[sequence.sequence_id]
+        siblings = self._sequences_of[stream.request_id]
+        siblings.remove(sequence.sequence_id)
+        if not siblings:
+            del self._sequences_of[stream.request_id]

@@ -1,0 +1,164 @@
+"""What a request must look like: the only door through which client data reaches the ranks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grammar_sync.spec import GrammarError, GrammarSpec, parse_grammar
+from runtime.chat_template import ChatTemplateError
+from runtime.messages import ErrorInfo
+from runtime.tokenizer import Tokenizer
+from sampler.params import SamplingParams, SamplingParamsError
+
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag", "strict")
+
+
+class RequestError(ValueError):
+    """A request is refused before any rank sees it.
+
+    Args:
+        message: One line naming the field, its value and what is allowed.
+        param: The field at fault.
+        code: The error's code.
+    """
+
+    def __init__(self, message: str, param: str | None, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.info = ErrorInfo(code=code, message=message, param=param)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A valid request, tokenized.
+
+    Args:
+        prompt_token_ids: At least one id.
+        max_tokens: Resolved against the context.
+        params: Validated sampling parameters.
+        seed: The client's, or minted.
+        grammar: What the output must match, if anything.
+    """
+
+    prompt_token_ids: list[int]
+    max_tokens: int
+    params: SamplingParams
+    seed: int
+    grammar: GrammarSpec | None
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What a request may ask for at most.
+
+    Args:
+        vocab_size: Ids the model knows.
+        max_model_len: Prompt and output together, in tokens.
+        kv_cache_tokens: KV entries of one sequence at most.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    kv_cache_tokens: int
+
+
+class RequestBuilder:
+    """Turns a client's fields into a valid, tokenized request."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+
+    def build(self, fields: Mapping[str, Any]) -> Request:
+        """Returns the request that ``fields`` describe (names as in JSONL input; ``id`` is the client's own).
+
+        Raises:
+            RequestError: A field is missing, unknown, of a wrong type or out of its range.
+        """
+        rest = {
+            name: value for name, value in fields.items() if name not in (*_PROMPT_FIELDS, *_GRAMMAR_FIELDS, "id")
+        }
+        try:
+            grammar = parse_grammar({name: fields[name] for name in _GRAMMAR_FIELDS if name in fields})
+            params = SamplingParams.parse(
+                rest, vocab_size=self._limits.vocab_size, max_model_len=self._limits.max_model_len
+            )
+        except GrammarError as error:
+            raise RequestError(str(error), error.param, "grammar_error") from error
+        except SamplingParamsError as error:
+            raise RequestError(str(error), error.param) from error
+        prompt = self._prompt(fields)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        return Request(prompt, self._max_tokens(len(prompt), params.max_tokens), params, seed, grammar)
+
+    def _prompt(self, fields: Mapping[str, Any]) -> list[int]:
+        given = [name for name in _PROMPT_FIELDS if fields.get(name) is not None]
+        if len(given) != 1:
+            raise RequestError(
+                f"exactly one of {', '.join(_PROMPT_FIELDS)} is needed, got {', '.join(given) or 'none'}",
+                given[1] if given else "prompt",
+            )
+        name = given[0]
+        ids = self._encode(name, fields[name])
+        if not ids:
+            raise RequestError(f"{name} has no tokens: at least one is needed", name)
+        if len(ids) >= self._limits.max_model_len:
+            raise RequestError(
+                f"{name} has {len(ids)} tokens: the context of {self._limits.max_model_len} tokens "
+                f"leaves room for at most {self._limits.max_model_len - 1}",
+                name,
+            )
+        return ids
+
+    def _encode(self, name: str, value: Any) -> list[int]:
+        if name == "prompt_token_ids":
+            return self._checked_ids(value)
+        if name == "messages":
+            try:
+                text = self._tokenizer.apply_chat_template(value)
+            except ChatTemplateError as error:
+                raise RequestError(str(error), name) from error
+            return self._encode_text(name, text, add_special_tokens=False)
+        if not isinstance(value, str):
+            raise RequestError(f"prompt is a {type(value).__name__}: a string is needed", name)
+        return self._encode_text(name, value, add_special_tokens=True)
+
+    def _encode_text(self, name: str, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"{name} holds a lone surrogate at character {error.start}: not text", name) from error
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _checked_ids(self, value: Any) -> list[int]:
+        vocab_size = self._limits.vocab_size
+        if not isinstance(value, list):
+            raise RequestError(
+                f"prompt_token_ids is a {type(value).__name__}: a list of ids is needed", "prompt_token_ids"
+            )
+        for position, token_id in enumerate(value):
+            if type(token_id) is not int or not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"prompt_token_ids[{position}] is {token_id!r}: an integer in 0..{vocab_size - 1} is needed",
+                    "prompt_token_ids",
+                )
+        return value
+
+    def _max_tokens(self, prompt_tokens: int, asked: int | None) -> int:
+        room = min(self._limits.max_model_len, self._limits.kv_cache_tokens) - prompt_tokens
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {prompt_tokens} tokens: the KV cache of {self._limits.kv_cache_tokens} tokens "
+                "has no room for it and one more",
+                "prompt",
+            )
+        if asked is None:
+            return room
+        if asked > room:
+            raise RequestError(
+                f"max_tokens is {asked}: after a prompt of {prompt_tokens} tokens 1..{room} are possible", "max_tokens"
+            )
+        return asked

@@ -1,0 +1,152 @@
+"""The last stage's part of a step: batch assembly, masks, and the tensor-parallel draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from grammar_sync.masks import MaskExchange
+from runtime.plan import StepPlan
+from runtime.sequence import Sequence
+from sampler.batch import RowSampling, SamplingBatchInfo
+from sampler.sampler import Sampler
+
+_UNCONSTRAINED = -1
+_NO_TOKEN = -1
+
+
+class SampledRows(NamedTuple):
+    """A step's ids and statuses, one for each sampling row."""
+
+    token_ids: list[int]
+    statuses: list[int]
+
+
+@dataclass(slots=True)
+class _Assembled:
+    """A batch's parameters on the device, and how many output tokens of each row they know."""
+
+    sequences: list[Sequence]
+    info: SamplingBatchInfo
+    known: list[int]
+
+
+class SamplingPart:
+    """Samples the rows of a plan from this rank's vocabulary slice; every rank of the last stage has one.
+
+    Parameters go to the device once and stay there: as long as the same sequences sample together only their new tokens
+    are added; when sequences leave or join, the rows that stay are kept.
+
+    Args:
+        sampler: Draws over the stage's slices.
+        masks: Where grammar masks arrive.
+        eos_token_ids: What ends an output; banned while ``min_tokens`` is not reached.
+        in_flight_steps: How many batches alternate: one per step in flight.
+        device: This rank's device.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        masks: MaskExchange,
+        *,
+        eos_token_ids: frozenset[int],
+        in_flight_steps: int,
+        device: torch.device,
+    ) -> None:
+        self._sampler = sampler
+        self._masks = masks
+        self._eos_token_ids = eos_token_ids
+        self._device = device
+        self._slots: list[_Assembled | None] = [None] * in_flight_steps
+
+    def sample(self, plan: StepPlan, sequences: Rows[Sequence], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns ids and statuses, [B] int64 each, of a plan's sampling rows; all ranks of the stage call it.
+
+        Args:
+            plan: The step's plan.
+            sequences: The sequence of each sampling row.
+            logits: [B, Vs] float32, this rank's slice; overwritten.
+        """
+        mask_words = self._mask_words(plan)
+        positions = [len(sequence.output_token_ids) for sequence in sequences]
+        info = self._assembled(plan.step % len(self._slots), sequences)
+        output = self._sampler.sample(logits, info, positions, mask_words)
+        return output.token_ids, output.status
+
+    def _mask_words(self, plan: StepPlan) -> torch.Tensor | None:
+        """Returns the mask of every sampling row, [B, Vs / 32] int32; None when no row is constrained."""
+        if not plan.constrained_rows:
+            return None
+        received = self._masks.receive(plan.constrained_rows)
+        if len(plan.constrained_rows) == len(plan.sampling_rows):
+            return received.to(self._device)
+        words = torch.full((len(plan.sampling_rows), received.shape[1]), _UNCONSTRAINED, dtype=torch.int32)
+        words[list(plan.constrained_rows)] = received
+        return words.to(self._device)
+
+    def _assembled(self, slot: int, sequences: Rows[Sequence]) -> SamplingBatchInfo:
+        """Returns the parameters of ``sequences``, row for row, with their penalty state up to date."""
+        old = self._slots[slot]
+        new = self._build(sequences) if old is None else self._rearranged(old, sequences)
+        self._add_new_tokens(new, sequences)
+        self._slots[slot] = new
+        return new.info
+
+    def _rearranged(self, old: _Assembled, sequences: Rows[Sequence]) -> _Assembled:
+        """Returns ``old`` without the rows that left and with those that joined after them.
+
+        A row that sampled elsewhere meanwhile, in another slot, has more than one new token and joins afresh.
+        """
+        row_of = {
+            sequence.sequence_id: row
+            for row, (sequence, known) in enumerate(zip(old.sequences, old.known, strict=True))
+            if len(sequence.output_token_ids) - known <= 1
+        }
+        kept = [sequence for sequence in sequences if sequence.sequence_id in row_of]
+        joined = list(sequences[len(kept) :])
+        if not kept or any(sequence.sequence_id in row_of for sequence in joined):
+            return self._build(sequences)
+        rows = [row_of[sequence.sequence_id] for sequence in kept]
+        if rows == list(range(len(old.sequences))) and not joined:
+            return old
+        info, known = old.info, [old.known[row] for row in rows]
+        info.filter(rows)
+        if joined:
+            added = self._build(joined)
+            info.merge(added.info)
+            known += added.known
+        return _Assembled(list(sequences), info, known)
+
+    def _build(self, sequences: Rows[Sequence]) -> _Assembled:
+        rows = [
+            RowSampling(
+                params=sequence.params,
+                seed=sequence.seed,
+                choice=sequence.choice,
+                stop_ids=self._banned_until_min_tokens(sequence),
+                prompt_ids=sequence.prompt_token_ids,
+                output_ids=tuple(sequence.output_token_ids),
+            )
+            for sequence in sequences
+        ]
+        info = SamplingBatchInfo.from_rows(rows, device=self._device)
+        return _Assembled(list(sequences), info, [len(sequence.output_token_ids) for sequence in sequences])
+
+    def _banned_until_min_tokens(self, sequence: Sequence) -> tuple[int, ...]:
+        if sequence.params.min_tokens == 0:
+            return ()
+        return tuple(sorted(self._eos_token_ids.union(sequence.params.stop_token_ids)))
+
+    def _add_new_tokens(self, assembled: _Assembled, sequences: Rows[Sequence]) -> None:
+        """Adds the token that each row was committed since it last sampled; a row that just joined knows all of its."""
+        newest = [_NO_TOKEN] * len(sequences)
+        for row, sequence in enumerate(sequences):
+            if len(sequence.output_token_ids) > assembled.known[row]:
+                newest[row] = sequence.output_token_ids[-1]
+                assembled.known[row] = len(sequence.output_token_ids)
+        if any(token_id != _NO_TOKEN for token_id in newest):
+            assembled.info.append_tokens(torch.tensor(newest, dtype=torch.int64))
