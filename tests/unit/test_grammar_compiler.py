@@ -1,0 +1,315 @@
+"""Compiling off the loop: single flight, a bounded cache, failures in one line, and nothing that waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from grammars import small_vocabulary
+
+from grammar_sync.backend import CompileError, Matcher
+from grammar_sync.compiler import CompileOutcome, CompilerError, Failed, Pending, Ready, ThreadedGrammarCompiler
+from grammar_sync.spec import GrammarSpec, parse_grammar
+from grammar_sync.xgrammar_backend import XGrammarBackend, choice_grammar, one_line
+
+VOCABULARY = small_vocabulary()
+PATIENCE_S = 20.0
+
+
+class FakeCompiled:
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+    def new_matcher(self) -> Matcher:
+        raise NotImplementedError
+
+
+class FakeBackend:
+    """Compiles when told to; sources that begin with "bad" fail, "broken" raises what nobody expects."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.gate = threading.Event()
+        if not held:
+            self.gate.set()
+        self.compiled: list[str] = []
+        self.running = 0
+        self.most_running = 0
+        self._lock = threading.Lock()
+
+    def compile(self, spec: GrammarSpec) -> FakeCompiled:
+        with self._lock:
+            self.compiled.append(spec.source)
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+        try:
+            if not self.gate.wait(PATIENCE_S):
+                raise TimeoutError("the test never opened the gate")
+            if spec.source.startswith("bad"):
+                raise CompileError(f"no such grammar: {spec.source}")
+            if spec.source.startswith("broken"):
+                raise KeyError(spec.source)
+            return FakeCompiled(1000)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+
+def regex(source: str) -> GrammarSpec:
+    return GrammarSpec("regex", source)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.001)
+
+
+def settled(compiler: ThreadedGrammarCompiler, spec: GrammarSpec) -> CompileOutcome:
+    until(lambda: not isinstance(compiler.poll(spec), Pending))
+    return compiler.poll(spec)
+
+
+@pytest.fixture
+def held() -> Iterator[FakeBackend]:
+    backend = FakeBackend(held=True)
+    yield backend
+    backend.gate.set()
+
+
+def test_submit_and_poll_do_not_wait(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, backend=held)
+    start = time.monotonic()
+    compiler.submit(regex("a"))
+    assert isinstance(compiler.poll(regex("a")), Pending)
+    assert time.monotonic() - start < 1.0
+    held.gate.set()
+    outcome = settled(compiler, regex("a"))
+    assert isinstance(outcome, Ready)
+    assert outcome.compile_s > 0
+
+
+def test_one_compile_for_all_who_want_it(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=4, backend=held)
+    for _ in range(5):
+        compiler.submit(regex("a"))
+    held.gate.set()
+    settled(compiler, regex("a"))
+    compiler.submit(regex("a"))
+    assert isinstance(compiler.poll(regex("a")), Ready)
+    assert held.compiled == ["a"]
+
+
+def test_at_most_max_threads_compile_at_once(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=2, backend=held)
+    specs = [regex(f"a{i}") for i in range(6)]
+    for spec in specs:
+        compiler.submit(spec)
+    until(lambda: held.running == 2)
+    held.gate.set()
+    for spec in specs:
+        assert isinstance(settled(compiler, spec), Ready)
+    assert held.most_running == 2
+    assert sorted(held.compiled) == sorted(spec.source for spec in specs)
+
+
+def test_failures_are_kept_and_touch_nobody_else() -> None:
+    backend = FakeBackend()
+    compiler = ThreadedGrammarCompiler(VOCABULARY, backend=backend)
+    for source in ("bad", "good", "bad"):
+        compiler.submit(regex(source))
+    assert settled(compiler, regex("bad")) == Failed("no such grammar: bad")
+    assert isinstance(settled(compiler, regex("good")), Ready)
+    compiler.discard(regex("bad"))
+    compiler.discard(regex("bad"))
+    compiler.submit(regex("bad"))
+    assert compiler.poll(regex("bad")) == Failed("no such grammar: bad")
+    assert backend.compiled.count("bad") == 1
+
+
+def test_an_error_nobody_expected_fails_that_grammar_and_the_next_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    uncaught: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda hooked: uncaught.append(hooked.exc_type))
+    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=1, backend=FakeBackend())
+    compiler.submit(regex("broken"))
+    compiler.submit(regex("good"))
+    assert settled(compiler, regex("broken")) == Failed("internal error of the grammar compiler")
+    assert isinstance(settled(compiler, regex("good")), Ready)
+    until(lambda: uncaught == [KeyError])
+
+
+def test_what_nobody_wants_any_more_is_not_compiled(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=1, backend=held)
+    for source in ("first", "left", "shared", "shared"):
+        compiler.submit(regex(source))
+    compiler.discard(regex("left"))
+    compiler.discard(regex("shared"))
+    held.gate.set()
+    assert isinstance(settled(compiler, regex("shared")), Ready)
+    assert held.compiled == ["first", "shared"]
+
+
+def test_a_compile_that_runs_when_it_is_discarded_is_kept(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, backend=held)
+    compiler.submit(regex("a"))
+    until(lambda: held.running == 1)
+    compiler.discard(regex("a"))
+    held.gate.set()
+    until(lambda: compiler.cached_bytes > 0)
+    compiler.submit(regex("a"))
+    assert isinstance(compiler.poll(regex("a")), Ready)
+    assert held.compiled == ["a"]
+
+
+def test_the_cache_is_bounded_and_drops_the_least_recently_wanted() -> None:
+    backend = FakeBackend()
+    compiler = ThreadedGrammarCompiler(VOCABULARY, cache_limit_bytes=5000, backend=backend)
+    for number in range(200):
+        spec = regex(f"a{number}")
+        compiler.submit(spec)
+        settled(compiler, spec)
+        compiler.discard(spec)
+        assert compiler.cached_bytes <= 5000
+    compiler.submit(regex("a199"))
+    assert isinstance(compiler.poll(regex("a199")), Ready)
+    compiler.submit(regex("a0"))
+    settled(compiler, regex("a0"))
+    assert backend.compiled.count("a199") == 1
+    assert backend.compiled.count("a0") == 2
+
+
+def test_failures_count_in_the_cache_too() -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, cache_limit_bytes=3000, backend=FakeBackend())
+    for number in range(50):
+        spec = regex(f"bad{number}")
+        compiler.submit(spec)
+        settled(compiler, spec)
+        compiler.discard(spec)
+    assert 0 < compiler.cached_bytes <= 3000
+
+
+def test_a_grammar_that_is_wanted_is_never_dropped() -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, cache_limit_bytes=0, backend=FakeBackend())
+    for source in ("a", "b"):
+        compiler.submit(regex(source))
+        assert isinstance(settled(compiler, regex(source)), Ready)
+    assert isinstance(compiler.poll(regex("a")), Ready)
+    compiler.discard(regex("a"))
+    compiler.discard(regex("b"))
+    assert compiler.cached_bytes == 0
+
+
+def test_someone_who_waits_is_woken_until_close(held: FakeBackend) -> None:
+    woken = threading.Semaphore(0)
+    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=1, backend=held, on_finished=woken.release)
+    for source in ("a", "bad", "c"):
+        compiler.submit(regex(source))
+    held.gate.set()
+    for _ in range(3):
+        assert woken.acquire(timeout=PATIENCE_S)
+    held.gate.clear()
+    compiler.submit(regex("last"))
+    compiler.close()
+    held.gate.set()
+    assert isinstance(settled(compiler, regex("last")), Ready)
+    assert not woken.acquire(timeout=0.05)
+
+
+def test_close_drops_what_waits_and_takes_no_more(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=1, backend=held)
+    compiler.submit(regex("runs"))
+    until(lambda: held.running == 1)
+    compiler.submit(regex("waits"))
+    start = time.monotonic()
+    compiler.close()
+    assert time.monotonic() - start < 1.0
+    assert compiler.poll(regex("waits")) == Failed("the grammar compiler was closed")
+    with pytest.raises(CompilerError, match="after close"):
+        compiler.submit(regex("more"))
+
+
+def test_misuse_is_an_error() -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, backend=FakeBackend())
+    with pytest.raises(CompilerError, match="poll"):
+        compiler.poll(regex("a"))
+    with pytest.raises(CompilerError, match="discard"):
+        compiler.discard(regex("a"))
+    with pytest.raises(CompilerError, match="max_threads is 0"):
+        ThreadedGrammarCompiler(VOCABULARY, 0, backend=FakeBackend())
+
+
+BAD_GRAMMARS = [
+    ({"regex": "("}, "parenthesis is not closed"),
+    ({"regex": "[z-a]"}, "lower bound is larger"),
+    ({"regex": "a{2,1}"}, "Lower bound is larger"),
+    ({"regex": "a**"}, "position 3"),
+    ({"regex": r"(a)\1"}, "position 4"),
+    ({"regex": "a(?=b)b"}, "Lookahead"),
+    ({"regex": r"\p{L}+"}, "position 1"),
+    ({"regex": r"\bfoo\b"}, "Word boundary"),
+    ({"regex": "(?i)a"}, "position 3"),
+    ({"ebnf": "root ::= foo"}, 'Rule "foo" is not defined'),
+    ({"ebnf": "root ::= ("}, "line 1, column 11"),
+    ({"ebnf": 'rout ::= "a"'}, '"root" is not found'),
+    ({"ebnf": "   "}, '"root" is not found'),
+    ({"ebnf": "root ::= root"}, "allows no output at all"),
+    ({"ebnf": "root ::= a\na ::= b\nb ::= a"}, "allows no output at all"),
+    ({"json_schema": {"allOf": [{"$ref": "#"}]}}, "allows no output at all"),
+    ({"json_schema": {"type": "foo"}}, "Unsupported type"),
+    ({"json_schema": {"$ref": "#/$defs/missing"}}, r"\$defs"),
+    ({"json_schema": {"enum": []}}, "must not be empty"),
+]
+
+
+@pytest.fixture(scope="module")
+def backend() -> XGrammarBackend:
+    return XGrammarBackend(VOCABULARY)
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD_GRAMMARS)
+def test_a_bad_grammar_is_told_in_one_line(backend: XGrammarBackend, fields: dict[str, object], message: str) -> None:
+    spec = parse_grammar(fields)
+    assert spec is not None
+    with pytest.raises(CompileError, match=message) as caught:
+        backend.compile(spec)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert ".cc:" not in text
+    assert len(text) <= 301
+
+
+def test_messages_are_trimmed() -> None:
+    assert one_line("[06:12:49] /a/b.cc:179: Check failed: (x == y) is false: wrong\nshape\n") == "wrong shape"
+    assert one_line("plain") == "plain"
+    assert len(one_line("x" * 10_000)) == 301
+
+
+@pytest.mark.parametrize("text", ['a"b\\c\n', "在线", "Sjöfart", "😀", "\x01\x7f\x85\u200b", "]|[# ::= ", "'", "a\tb"])
+def test_a_choice_is_exactly_its_texts(backend: XGrammarBackend, text: str) -> None:
+    spec = parse_grammar({"choice": ["other", text]})
+    assert spec is not None
+    compiled = backend.compile(spec)
+    ids = VOCABULARY.tokens
+    assert isinstance(choice_grammar([text]), str)
+    matcher = compiled.new_matcher()
+    words = torch.zeros(-(-len(ids) // 32), dtype=torch.int32)
+    for byte_token in _byte_tokens(text):
+        assert matcher.accept(byte_token)
+    matcher.fill(words)
+    assert words[0] == 1, "only the stop token, id 0, is left"
+    assert not words[1:].any()
+
+
+def _byte_tokens(text: str) -> list[int]:
+    # The trained merges do not matter: every byte has its own token right after the three special ones, by alphabet.
+    from_byte = {byte: VOCABULARY.tokens.index(character) for byte, character in _byte_level_table().items()}
+    return [from_byte[byte] for byte in text.encode()]
+
+
+def _byte_level_table() -> dict[int, str]:
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(hidden)}
