@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 _ENGINE = "Engine"
@@ -54,6 +54,7 @@ def parse_command(argv: list[str]) -> Command | int:
 @app.command()
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --input.", show_default=False)] = None,
+    *,
     input_file: Annotated[
         str | None, typer.Option("--input", help="JSONL file, one request a line; - reads stdin.")
     ] = None,
@@ -72,7 +73,7 @@ def generate(
     ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="auto = float32 on CPUs, bfloat16 on GPUs.", rich_help_panel=_ENGINE),
+        typer.Option(help="auto = the checkpoint's own.", rich_help_panel=_ENGINE),
     ] = "auto",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(rich_help_panel=_ENGINE)] = "auto",
     max_model_len: Annotated[
@@ -81,15 +82,12 @@ def generate(
             min=2, help="Prompt and output together, in tokens.", show_default="the model's", rich_help_panel=_ENGINE
         ),
     ] = None,
-    max_num_seqs: Annotated[
-        int, typer.Option(min=1, help="Sequences that run at once.", rich_help_panel=_ENGINE)
-    ] = 64,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that run at once.", rich_help_panel=_ENGINE)] = 64,
     max_batch_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of one step; longer prompts run in chunks.", rich_help_panel=_ENGINE)
     ] = 2048,
-    kv_cache_bytes: Annotated[
-        int, typer.Option(min=1, help="KV cache of one rank.", rich_help_panel=_ENGINE)
-    ] = 2 << 30,
+    kv_cache_bytes: Annotated[int, typer.Option(min=1, help="KV cache of one rank.", rich_help_panel=_ENGINE)] = 2
+    << 30,
     group_timeout: Annotated[
         float,
         typer.Option(min=1, help="Seconds until a collective or message fails.", rich_help_panel=_ENGINE),
@@ -106,7 +104,9 @@ def generate(
             min=1, help="CPU threads of a rank.", show_default="cores ÷ ranks of the node", rich_help_panel=_ENGINE
         ),
     ] = None,
-    nnodes: Annotated[int, typer.Option(min=1, help="Nodes; run the same command on each.", rich_help_panel=_NODES)] = 1,
+    nnodes: Annotated[
+        int, typer.Option(min=1, help="Nodes; run the same command on each.", rich_help_panel=_NODES)
+    ] = 1,
     node_rank: Annotated[
         int | None, typer.Option(min=0, help="This node, for --rdzv-backend static.", rich_help_panel=_NODES)
     ] = None,
@@ -129,7 +129,9 @@ def generate(
     json_schema: Annotated[
         str | None, typer.Option(help="JSON Schema, or a file that holds one.", rich_help_panel=_GRAMMAR)
     ] = None,
-    json_object: Annotated[bool, typer.Option("--json-object", help="Any JSON object.", rich_help_panel=_GRAMMAR)] = False,
+    json_object: Annotated[
+        bool, typer.Option("--json-object", help="Any JSON object.", rich_help_panel=_GRAMMAR)
+    ] = False,
     regex: Annotated[
         str | None, typer.Option(help="Regular expression for the whole output.", rich_help_panel=_GRAMMAR)
     ] = None,
@@ -182,7 +184,14 @@ def generate(
     )
     return GenerateCommand(
         engine=engine,
-        nodes=_nodes(engine, nnodes, node_rank, rdzv_endpoint, rdzv_backend, rdzv_id),
+        nodes=_nodes(
+            engine,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            rdzv_endpoint=rdzv_endpoint,
+            rdzv_backend=rdzv_backend,
+            rdzv_id=rdzv_id,
+        ),
         prompts=tuple(prompts or ()),
         input_file=input_file,
         output_file=output,
@@ -205,6 +214,7 @@ def doctor(
 
 def _nodes(
     engine: EngineOptions,
+    *,
     nnodes: int,
     node_rank: int | None,
     rdzv_endpoint: str | None,
@@ -235,7 +245,9 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _schema(text: str) -> Any:
     """Returns the schema that ``text`` is, or that the file it names holds."""
-    source = text if text.lstrip()[:1] in ("{", "") or text in ("true", "false") else _text_of("--json-schema", Path(text))
+    source = (
+        text if text.lstrip()[:1] in ("{", "") or text in ("true", "false") else _text_of("--json-schema", Path(text))
+    )
     try:
         return msgspec.json.decode(source)
     except msgspec.DecodeError as error:

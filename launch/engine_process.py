@@ -105,7 +105,7 @@ class StartedEngine:
             FRONT_PID: str(os.getpid()),
         }
         return subprocess.Popen(
-            agent_command(arguments, argv, options, self._folder.log_folder),
+            agent_command(arguments, argv, self._folder.log_folder),
             env=environ | thread_variables(options, options.world_size),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -116,6 +116,7 @@ class AttachedEngine:
     """An engine whose leader started this process: the ranks run under a torchrun that someone else started."""
 
     def __init__(self, endpoint: str) -> None:
+        self._folder = RunFolder(Path(endpoint.removeprefix("ipc://")).parent)
         self.socket = FrontSocket(endpoint)
         self._leader_pid = os.getppid()
 
@@ -128,6 +129,7 @@ class AttachedEngine:
         """Asks the ranks to leave; the leader waits for this process."""
         self.socket.send([Shutdown()])
         self.socket.close()
+        self._folder.remove()
 
 
 def wait_until_ready(engine: Engine, timeout_s: float) -> EngineReady:
@@ -158,13 +160,11 @@ def replace_by_agent(options: EngineOptions, nodes: NodeOptions, argv: list[str]
     for name, value in given.items():
         if value is not None:
             arguments += [name, value]
-    command = agent_command(arguments, argv, options, None)
+    command = agent_command(arguments, argv, None)
     os.execve(command[0], command, with_import_path(os.environ) | thread_variables(options, here))  # noqa: S606
 
 
-def agent_command(
-    arguments: list[str], argv: list[str], options: EngineOptions, log_folder: Path | None
-) -> list[str]:
+def agent_command(arguments: list[str], argv: list[str], log_folder: Path | None) -> list[str]:
     """Returns the command line of an agent that runs ``lockstep`` with ``argv`` as its ranks."""
     logs = [] if log_folder is None else ["--log-dir", str(log_folder)]
     signals = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"]

@@ -20,9 +20,7 @@ class RankGroups:
     link: StageLink
 
 
-def build_groups(
-    tp_size: int, pp_size: int, *, timeout_s: float, device: torch.device | None = None, observe: bool = False
-) -> RankGroups:
+def build_groups(tp_size: int, pp_size: int, *, timeout_s: float, device: torch.device | None = None) -> RankGroups:
     """Returns this rank's groups; every rank of the world calls it once, with the same arguments.
 
     Rank = stage * tp_size + tp_rank. Tensors go over the default group's backend, objects and frames over gloo.

@@ -11,6 +11,7 @@ from datetime import timedelta
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from grammar_sync.compiler import ThreadedGrammarCompiler
 from launch.cli import UsageError
@@ -82,7 +83,7 @@ class Rank:
         meet(store, "started", environment, options.start_timeout_s)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=dist.PrefixStore("groups", store),
+            store=PrefixStore("groups", store),
             rank=environment.rank,
             world_size=environment.world_size,
             timeout=timedelta(seconds=options.group_timeout_s),
@@ -116,7 +117,12 @@ class Rank:
             wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
             first_stage = FirstStagePart(vocabulary, ThreadedGrammarCompiler(vocabulary, on_finished=wake))
         stage = DecoderStage(
-            config, WeightReader(checkpoint), layers[groups.link.stage], groups.tensor_parallel, dtype=dtype, device=device
+            config,
+            WeightReader(checkpoint),
+            layers[groups.link.stage],
+            groups.tensor_parallel,
+            dtype=dtype,
+            device=device,
         )
         scheduler = Scheduler(
             SchedulerLimits(

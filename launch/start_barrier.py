@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
 
 from launch.environment import RankEnvironment
 
@@ -16,7 +17,7 @@ class StartError(RuntimeError):
     """The ranks did not come up."""
 
 
-def connect_store(environment: RankEnvironment, timeout_s: float) -> dist.Store:
+def connect_store(environment: RankEnvironment, timeout_s: float) -> Store:
     """Returns the store that all ranks of this attempt share.
 
     A restarted attempt uses a prefix of its own: the agent's store survives a restart with the old ranks' addresses.
@@ -26,7 +27,7 @@ def connect_store(environment: RankEnvironment, timeout_s: float) -> dist.Store:
     """
     is_master = environment.rank == 0 and not environment.agent_has_store
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             environment.master_address,
             environment.master_port,
             is_master=is_master,
@@ -36,10 +37,10 @@ def connect_store(environment: RankEnvironment, timeout_s: float) -> dist.Store:
     except dist.DistError as error:
         where = f"{environment.master_address}:{environment.master_port}"
         raise StartError(f"rank {environment.rank} cannot reach the store at {where}: {error}") from error
-    return dist.PrefixStore(f"lockstep/attempt-{environment.attempt}", store)
+    return PrefixStore(f"lockstep/attempt-{environment.attempt}", store)
 
 
-def meet(store: dist.Store, name: str, environment: RankEnvironment, timeout_s: float) -> None:
+def meet(store: Store, name: str, environment: RankEnvironment, timeout_s: float) -> None:
     """Returns when every rank has called this with the same ``name``.
 
     Raises:
