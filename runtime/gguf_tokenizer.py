@@ -14,9 +14,10 @@ from typing import Any, Final, TypeVar
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
 from runtime.gguf_header import read_gguf_header
-from runtime.tokenizer_parts import TokenizerFileError, TokenizerParts, library_errors_in, wrap_with_bos_eos
+from runtime.tokenizer_parts import TokenizerFileError, TokenizerParts, library_errors_in
 
 T = TypeVar("T")
 Metadata = Mapping[str, Any]
@@ -68,7 +69,7 @@ def read_gguf_tokenizer(path: Path) -> TokenizerParts:
     named_tokens = {name: tokens[ids[key]] for name, key in _NAMED_KEYS.items() if key in ids}
     add_bos = _value(metadata, "tokenizer.ggml.add_bos_token", bool, _adds_bos_unless_told(metadata, model))
     add_eos = _value(metadata, "tokenizer.ggml.add_eos_token", bool, default=False)
-    wrap_with_bos_eos(
+    _wrap_with_bos_eos(
         backend,
         named_tokens.get("bos_token") if add_bos else None,
         named_tokens.get("eos_token") if add_eos else None,
@@ -209,6 +210,13 @@ def _add_whole_tokens(backend: Backend, tokens: list[str], kinds: list[int]) -> 
         [AddedToken(token, special=True, normalized=False) for token, kind in typed if kind in (_UNKNOWN, _CONTROL)]
     )
     backend.add_tokens([AddedToken(token, normalized=False) for token, kind in typed if kind == _USER_DEFINED])
+
+
+def _wrap_with_bos_eos(backend: Backend, bos_token: str | None, eos_token: str | None) -> None:
+    """Makes ``backend`` put ``bos_token`` before and ``eos_token`` behind a text; None adds nothing."""
+    added = [(token, backend.token_to_id(token)) for token in (bos_token, eos_token) if token is not None]
+    single = [token for token in (bos_token, "$A", eos_token) if token is not None]
+    backend.post_processor = TemplateProcessing(single=single, pair=[*single, "$B"], special_tokens=added)
 
 
 def _chat_templates(metadata: Metadata) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """A tokenizer from a Hugging Face folder.
 
-``tokenizer.json`` says how text is cut; the files beside it name special tokens, say whether BOS is added, and hold the
-chat template. ``generation_config.json`` and ``config.json`` add their end-of-sequence ids.
+``tokenizer.json`` says how text is cut and whether BOS is added; as in transformers 5, ``add_bos_token`` elsewhere
+changes nothing. The other files name special tokens and hold the chat template; ``generation_config.json`` and
+``config.json`` add their end-of-sequence ids.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from runtime.tokenizer_parts import TokenizerFileError, TokenizerParts, library_errors_in, wrap_with_bos_eos
+from runtime.tokenizer_parts import TokenizerFileError, TokenizerParts, library_errors_in
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 _CONFIG_FILE: Final = "tokenizer_config.json"
@@ -27,7 +28,7 @@ _LIST_NAMES: Final = ("additional_special_tokens", "extra_special_tokens")
 
 
 def read_tokenizer_folder(folder: Path) -> TokenizerParts:
-    """Returns the tokenizer of a Hugging Face folder; a BOS that is to be added but not named is not added.
+    """Returns the tokenizer of a Hugging Face folder.
 
     Raises:
         OSError: A file cannot be read.
@@ -38,15 +39,12 @@ def read_tokenizer_folder(folder: Path) -> TokenizerParts:
         backend = Backend.from_file(str(folder / TOKENIZER_FILE))
     backend.no_truncation()
     backend.no_padding()
-    config = {**_read_object(folder / _SPECIAL_TOKENS_FILE), **_read_object(folder / _CONFIG_FILE)}
+    config = _read_object(folder / _CONFIG_FILE)
+    if "added_tokens_decoder" not in config:
+        # An older layout, which names the special tokens in a file of their own.
+        config |= _read_object(folder / _SPECIAL_TOKENS_FILE)
     _add_missing_tokens(backend, config)
     named_tokens = {name: token.content for name in _NAMES if (token := _as_token(config.get(name), name)) is not None}
-    if "add_bos_token" in config or "add_eos_token" in config:
-        wrap_with_bos_eos(
-            backend,
-            named_tokens.get("bos_token") if config.get("add_bos_token") else None,
-            named_tokens.get("eos_token") if config.get("add_eos_token") else None,
-        )
     eos_token_ids = [token_id for name in _EOS_FILES for token_id in _eos_ids(folder / name)]
     if "eos_token" in named_tokens:
         eos_token_ids += _ids_of(backend, named_tokens["eos_token"])

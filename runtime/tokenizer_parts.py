@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from tokenizers import Tokenizer as Backend
-from tokenizers.processors import TemplateProcessing
 
 
 class TokenizerFileError(ValueError):
@@ -44,20 +43,3 @@ def library_errors_in(part: str) -> Iterator[None]:
         if type(error) is not Exception:
             raise
         raise TokenizerFileError(f"{part}: {error}") from error
-
-
-def wrap_with_bos_eos(backend: Backend, bos_token: str | None, eos_token: str | None) -> None:
-    """Makes ``backend`` put ``bos_token`` before and ``eos_token`` behind a text; None adds nothing.
-
-    Raises:
-        TokenizerFileError: A token is not in the vocabulary.
-    """
-    added: list[tuple[str | int, int | str]] = []
-    for token in (bos_token, eos_token):
-        if token is not None:
-            token_id = backend.token_to_id(token)
-            if token_id is None:
-                raise TokenizerFileError(f"{token!r} is to be added to every text but is not in the vocabulary")
-            added.append((token, token_id))
-    single = [token for token in (bos_token, "$A", eos_token) if token is not None]
-    backend.post_processor = TemplateProcessing(single=single, pair=[*single, "$B"], special_tokens=added)
