@@ -149,10 +149,10 @@ class _StopSearch:
         return first_at, first
 
     def _first_beginning(self, text: str) -> int:
-        """Returns where the longest end of ``text`` that begins a longer stop string starts."""
+        """Returns where the longest end of ``text`` that begins a stop string starts."""
         for at in range(max(0, len(text) - self._longest + 1), len(text)):
             end = text[at:]
-            if any(len(stop) > len(end) and stop.startswith(end) for stop in self._stop):
+            if any(stop.startswith(end) for stop in self._stop):
                 return at
         return len(text)
 

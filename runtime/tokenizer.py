@@ -94,7 +94,11 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of ``ids``; bytes that are no UTF-8 become U+FFFD, ids without a token give nothing."""
+        """Returns the text of ``ids``; bytes that are no UTF-8 become U+FFFD, ids without a token give nothing.
+
+        SentencePiece replaces every byte of a run of byte tokens in which one is wrong, be the others right or not; the
+        text that the incremental detokenizer builds from ``piece`` keeps the right ones.
+        """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def piece(self, token_id: int, previous_id: int | None) -> bytes:

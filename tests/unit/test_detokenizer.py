@@ -116,6 +116,12 @@ def test_a_character_begun_by_the_prompt_is_completed() -> None:
     assert deltas_of([smile[2:3], smile[3:], b"!"], prompt=b"hi " + smile[:2])[0] == ["", "😀", "!", ""]
 
 
+def test_a_character_begun_by_three_tokens_of_the_prompt_is_completed() -> None:
+    smile = "😀".encode()
+    tokenizer = ByteTokenizer([bytes([byte]) for byte in smile])
+    assert IncrementalDetokenizer(tokenizer, [0, 1, 2]).push(3) == "😀"
+
+
 def test_a_character_begun_by_the_prompt_and_left_there_gives_nothing() -> None:
     assert deltas_of([b"a"], prompt="😀".encode()[:2])[0] == ["a", ""]
     assert deltas_of([], prompt="😀".encode()[:2])[0] == [""]

@@ -173,6 +173,12 @@ def test_sentencepiece_drops_the_first_blank_of_a_text_and_no_other(sentencepiec
     assert streamed(sentencepiece, [world, 1], [world]) == " world"
 
 
+def test_wrong_byte_tokens_do_not_spoil_the_characters_beside_them(sentencepiece: Tokenizer) -> None:
+    ids = [3 + byte for byte in ("😀".encode() + b"\xff" + "é".encode())]
+    assert streamed(sentencepiece, [], ids) == "😀\ufffdé"
+    assert set(sentencepiece.decode(ids)) == {"\ufffd"}
+
+
 def test_sentencepiece_facts(sentencepiece: Tokenizer) -> None:
     assert sentencepiece.vocabulary_type == "byte_fallback"
     assert sentencepiece.add_prefix_space
