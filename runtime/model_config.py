@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from tp.partition import VOCABULARY_BLOCKS, PartitionError, attention_slice, mlp_units
+from tp.partition import VOCABULARY_BLOCKS, mlp_units
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 SUPPORTED_ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
@@ -108,10 +108,6 @@ def check_parallel(config: ModelConfig, tp_size: int, pp_size: int) -> None:
         raise ModelConfigError(
             f"pp_size {pp_size} is not in 1..{config.num_layers}: the model has {config.num_layers} layers"
         )
-    try:
-        attention_slice(config.num_heads, config.num_kv_heads, 0, tp_size)
-    except PartitionError as error:
-        raise ModelConfigError(str(error)) from error
 
 
 def read_model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
