@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGUFReader
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from grammar_sync.vocabulary import GrammarVocabulary
+from runtime.gguf_header import read_gguf_header
 
 SPECIAL_TOKENS = ("<|end|>", "<|start|>", "<think>")
 END = 0
@@ -68,11 +68,11 @@ def default_model_path() -> Path | None:
 
 def gguf_vocabulary(path: Path) -> GrammarVocabulary:
     """Returns the byte-level vocabulary of a GGUF file; its control tokens are the special ones."""
-    fields = GGUFReader(path).fields
-    tokens = fields["tokenizer.ggml.tokens"].contents()
-    types = fields["tokenizer.ggml.token_type"].contents()
+    metadata = read_gguf_header(path).metadata
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    types: list[int] = metadata["tokenizer.ggml.token_type"]
     special = frozenset(token_id for token_id, kind in enumerate(types) if kind == _CONTROL_TOKEN)
-    stop = {int(fields["tokenizer.ggml.eos_token_id"].contents()), tokens.index("<|endoftext|>")}
+    stop = {int(metadata["tokenizer.ggml.eos_token_id"]), tokens.index("<|endoftext|>")}
     return GrammarVocabulary(
         tokens=tokens,
         vocab_type="byte_level",
