@@ -1,0 +1,221 @@
+"""Changes to the logits of a vocabulary slice before the draw: penalties, bans, bias, mask; all in place, all sparse.
+
+Every change keeps a NaN a NaN and makes a banned +inf one, so that one look at the largest values afterwards still
+finds every non-finite logit of the model, banned or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sampler.params import RowSampling
+
+_NO_ID = -1
+_MIN_CAPACITY = 16
+
+
+@dataclass
+class SparseRows:
+    """Ids with a value each, row by row.
+
+    Attributes:
+        ids: [B, K] int64, distinct within a row; −1 fills up.
+        values: [B, K] float32.
+    """
+
+    ids: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[int, float]], *, device: torch.device) -> SparseRows:
+        """Returns the tensors of one mapping from id to value per row."""
+        width = max((len(row) for row in rows), default=0)
+        ids = [[*row, *[_NO_ID] * (width - len(row))] for row in rows]
+        values = [[*row.values(), *[0.0] * (width - len(row))] for row in rows]
+        return cls(
+            torch.tensor(ids, dtype=torch.int64, device=device).view(len(rows), width),
+            torch.tensor(values, dtype=torch.float32, device=device).view(len(rows), width),
+        )
+
+    def filter(self, keep: torch.Tensor) -> None:
+        """Keeps the rows at the indices ``keep``, in that order."""
+        self.ids, self.values = self.ids[keep], self.values[keep]
+
+    def merge(self, other: SparseRows) -> None:
+        """Appends the rows of ``other``."""
+        width = max(self.ids.shape[1], other.ids.shape[1])
+        self.ids = torch.cat((_widened(self.ids, width, _NO_ID), _widened(other.ids, width, _NO_ID)))
+        self.values = torch.cat((_widened(self.values, width, 0), _widened(other.values, width, 0)))
+
+    def add_to_(self, logits: torch.Tensor, rows: slice, slice_start: int, active: torch.Tensor | None = None) -> None:
+        """Adds the values to a slice's logits.
+
+        Args:
+            logits: [R, Vs] float32, the rows ``rows`` of the batch.
+            rows: Which rows those are.
+            slice_start: The id of the slice's first column.
+            active: [B] bool, which rows take part; all when left out.
+        """
+        row, entry, column = _inside(self.ids[rows], slice_start, logits.shape[1])
+        if active is not None:
+            taken = active[rows][row]
+            row, entry, column = row[taken], entry[taken], column[taken]
+        logits[row, column] += self.values[rows][row, entry]
+
+
+@dataclass
+class PenaltyState:
+    """Which ids each row has seen, and how often it generated them.
+
+    The state of a row is a function of its prompt and output ids alone, whatever the history of the batch.
+
+    Attributes:
+        ids: [B, K] int64, the distinct ids of prompt and output; −1 fills up.
+        counts: [B, K] float32, how often each is in the output.
+        lengths: [B] int64, how many ids are in use.
+        active: [B] bool, whether the row has penalties at all.
+        frequency: [B, 1] float32.
+        presence: [B, 1] float32.
+        repetition: [B, 1] float32.
+    """
+
+    ids: torch.Tensor
+    counts: torch.Tensor
+    lengths: torch.Tensor
+    active: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+    repetition: torch.Tensor
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[RowSampling], *, device: torch.device) -> PenaltyState:
+        """Returns the state after each row's ``prompt_ids`` and ``output_ids``."""
+        seen: list[dict[int, float]] = []
+        for row in rows:
+            counts: dict[int, float] = {}
+            if row.params.has_penalties:
+                counts = dict.fromkeys(row.prompt_ids, 0.0)
+                for token_id in row.output_ids:
+                    counts[token_id] = counts.get(token_id, 0.0) + 1.0
+            seen.append(counts)
+        table = SparseRows.from_rows(seen, device=device)
+
+        def column(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+
+        return cls(
+            table.ids,
+            table.values,
+            torch.tensor([len(counts) for counts in seen], dtype=torch.int64, device=device),
+            torch.tensor([row.params.has_penalties for row in rows], dtype=torch.bool, device=device),
+            column([row.params.frequency_penalty for row in rows]),
+            column([row.params.presence_penalty for row in rows]),
+            column([row.params.repetition_penalty for row in rows]),
+        )
+
+    def filter(self, keep: torch.Tensor) -> None:
+        """Keeps the rows at the indices ``keep``, in that order."""
+        self.ids, self.counts, self.lengths = self.ids[keep], self.counts[keep], self.lengths[keep]
+        self.active, self.frequency = self.active[keep], self.frequency[keep]
+        self.presence, self.repetition = self.presence[keep], self.repetition[keep]
+
+    def merge(self, other: PenaltyState) -> None:
+        """Appends the rows of ``other``."""
+        width = max(self.ids.shape[1], other.ids.shape[1])
+        self.ids = torch.cat((_widened(self.ids, width, _NO_ID), _widened(other.ids, width, _NO_ID)))
+        self.counts = torch.cat((_widened(self.counts, width, 0), _widened(other.counts, width, 0)))
+        self.lengths = torch.cat((self.lengths, other.lengths))
+        self.active = torch.cat((self.active, other.active))
+        self.frequency = torch.cat((self.frequency, other.frequency))
+        self.presence = torch.cat((self.presence, other.presence))
+        self.repetition = torch.cat((self.repetition, other.repetition))
+
+    def append(self, token_ids: torch.Tensor) -> None:
+        """Takes note of one generated id per row; a negative id stands for none.
+
+        Args:
+            token_ids: [B] int64.
+        """
+        token_ids = torch.where(self.active & (token_ids >= 0), token_ids, _NO_ID).unsqueeze(1)
+        known = (self.ids == token_ids) & (token_ids >= 0)
+        self.counts += known
+        new_rows = (~known.any(dim=1) & (token_ids.squeeze(1) >= 0)).nonzero().squeeze(1)
+        if new_rows.numel() == 0:
+            return
+        slots = self.lengths[new_rows]
+        width = self.ids.shape[1]
+        if int(slots.max()) >= width:
+            width = max(2 * width, _MIN_CAPACITY)
+            self.ids, self.counts = _widened(self.ids, width, _NO_ID), _widened(self.counts, width, 0)
+        self.ids[new_rows, slots] = token_ids[new_rows, 0]
+        self.counts[new_rows, slots] = 1.0
+        self.lengths[new_rows] += 1
+
+    def apply_(self, logits: torch.Tensor, rows: slice, slice_start: int) -> None:
+        """Applies the additive penalties, then the repetition penalty, to a slice's logits.
+
+        Args:
+            logits: [R, Vs] float32, the rows ``rows`` of the batch.
+            rows: Which rows those are.
+            slice_start: The id of the slice's first column.
+        """
+        row, entry, column = _inside(self.ids[rows], slice_start, logits.shape[1])
+        count = self.counts[rows][row, entry]
+        values = logits[row, column]
+        values -= self.frequency[rows][row, 0] * count + self.presence[rows][row, 0] * (count > 0)
+        repetition = self.repetition[rows][row, 0]
+        logits[row, column] = torch.where(values > 0, values / repetition, values * repetition)
+
+
+def mask_table(device: torch.device) -> torch.Tensor:
+    """Returns what each mask byte adds to its 8 logits: [256, 8] float32, 0 where the bit is set and −inf elsewhere."""
+    bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
+    return torch.where(bits & 1 == 1, 0.0, float("-inf"))
+
+
+def apply_mask_(logits: torch.Tensor, mask_words: torch.Tensor, table: torch.Tensor) -> None:
+    """Bans the ids whose mask bit is 0.
+
+    Args:
+        logits: [R, Vs] float32.
+        mask_words: [R, Vs/32] int32, bit t % 32 of word t // 32 = 1 allows id t of the slice.
+        table: From ``mask_table``, on the same device.
+    """
+    mask_bytes = mask_words.contiguous().view(torch.uint8).view(-1).to(torch.int32)
+    logits += table.index_select(0, mask_bytes).view(logits.shape)
+
+
+def allows_other_ids(
+    mask_words: torch.Tensor, banned: SparseRows, rows: torch.Tensor, slice_start: int, valid_size: int
+) -> torch.Tensor:
+    """Returns, per row, whether the mask allows an id of this slice that is not banned: [N] bool.
+
+    Args:
+        mask_words: [B, Vs/32] int32.
+        banned: The banned ids of all rows.
+        rows: [N] int64, the rows in question.
+        slice_start: The id of the slice's first column.
+        valid_size: How many columns are no padding; the mask bits of padding mean nothing.
+    """
+    words = mask_words[rows]
+    bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    allowed = bits.view(len(rows), -1)
+    allowed[:, valid_size:] = 0
+    row, _, column = _inside(banned.ids[rows], slice_start, allowed.shape[1])
+    allowed[row, column] = 0
+    return allowed.any(dim=1)
+
+
+def _inside(ids: torch.Tensor, slice_start: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns row, entry and column of the entries whose id is in the slice."""
+    columns = ids - slice_start
+    row, entry = ((ids >= 0) & (columns >= 0) & (columns < width)).nonzero(as_tuple=True)
+    return row, entry, columns[row, entry]
+
+
+def _widened(table: torch.Tensor, width: int, fill: int) -> torch.Tensor:
+    missing = width - table.shape[1]
+    return table if missing <= 0 else torch.cat((table, table.new_full((table.shape[0], missing), fill)), dim=1)

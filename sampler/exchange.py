@@ -1,0 +1,101 @@
+"""The one packed gather of a step: what each rank found in its slice, merged alike on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sampler.group import SliceGroup
+from sampler.slices import blocks_of
+
+
+@dataclass(frozen=True)
+class SliceFacts:
+    """What one rank found in its slice.
+
+    Attributes:
+        maxima: [B] float32, −inf where the row is bad here or all banned.
+        largest_ids: [B] int64, the smallest id among the largest.
+        bad: [B] bool, whether a logit is NaN or +inf.
+        block_maxima: [B, nb] float32, or None when every row is greedy.
+        block_masses: [B, nb] float32, or None when no row needs its whole mass.
+        values: [T, C] float32, the largest values of the truncated rows; None when there are none.
+        ids: [T, C] int64, their ids.
+    """
+
+    maxima: torch.Tensor
+    largest_ids: torch.Tensor
+    bad: torch.Tensor
+    block_maxima: torch.Tensor | None
+    block_masses: torch.Tensor | None
+    values: torch.Tensor | None
+    ids: torch.Tensor | None
+
+
+def exchange(group: SliceGroup, facts: SliceFacts) -> SliceFacts:
+    """Returns the facts of the whole vocabulary: 64 blocks, values descending; the same bits at any tp_size.
+
+    Every rank of the group calls it once a step. One all_gather; its size does not depend on the vocabulary.
+    """
+    blocks = max(len(blocks_of(rank, group.size)) for rank in range(group.size))
+    tables = [
+        facts.maxima.view(torch.int32).unsqueeze(1),
+        facts.largest_ids.to(torch.int32).unsqueeze(1),
+        facts.bad.to(torch.int32).unsqueeze(1),
+    ]
+    for per_block in (facts.block_maxima, facts.block_masses):
+        if per_block is not None:
+            padded = torch.nn.functional.pad(per_block, (0, blocks - per_block.shape[1]))
+            tables.append(padded.contiguous().view(torch.int32))
+    if facts.values is not None and facts.ids is not None:
+        tables += [facts.values.contiguous().view(torch.int32), facts.ids.to(torch.int32)]
+    gathered = group.all_gather(torch.cat([table.reshape(-1) for table in tables]))
+    merged = _Reader(gathered, [table.shape for table in tables])
+    maxima_by_rank = merged.floats().squeeze(-1)
+    maxima = maxima_by_rank.amax(dim=0)
+    # Ids ascend with the rank: the first rank with the largest value has the smallest id.
+    holders = torch.where(maxima_by_rank == maxima, merged.integers().squeeze(-1), torch.iinfo(torch.int32).max)
+    bad = merged.integers().squeeze(-1).amax(dim=0) > 0
+    return SliceFacts(
+        maxima,
+        holders.amin(dim=0).to(torch.int64),
+        bad,
+        in_block_order(merged.floats()) if facts.block_maxima is not None else None,
+        in_block_order(merged.floats()) if facts.block_masses is not None else None,
+        *(_largest(merged.floats(), merged.integers()) if facts.values is not None else (None, None)),
+    )
+
+
+def in_block_order(gathered: torch.Tensor) -> torch.Tensor:
+    """Returns the ranks' block figures in canonical order: [size, N, blocks of the largest slice] → [N, 64]."""
+    size = gathered.shape[0]
+    return torch.cat([gathered[rank, :, : len(blocks_of(rank, size))] for rank in range(size)], dim=1)
+
+
+def _largest(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the C largest of all ranks' candidates, descending: [size, T, C] → [T, C]."""
+    size, rows, count = values.shape
+    merged = values.transpose(0, 1).reshape(rows, size * count)
+    top = merged.topk(count, dim=1, sorted=True)
+    return top.values, ids.transpose(0, 1).reshape(rows, size * count).gather(1, top.indices).to(torch.int64)
+
+
+class _Reader:
+    """Reads the tables of a packed gather in the order they were packed."""
+
+    def __init__(self, gathered: torch.Tensor, shapes: list[torch.Size]) -> None:
+        self._gathered = gathered
+        self._shapes = iter(shapes)
+        self._offset = 0
+
+    def integers(self) -> torch.Tensor:
+        """Returns the next table of all ranks: [size, *shape] int32."""
+        shape = next(self._shapes)
+        table = self._gathered[:, self._offset : self._offset + shape.numel()]
+        self._offset += shape.numel()
+        return table.reshape(self._gathered.shape[0], *shape)
+
+    def floats(self) -> torch.Tensor:
+        """Returns the next table of all ranks: [size, *shape] float32."""
+        return self.integers().contiguous().view(torch.float32)

@@ -1,0 +1,253 @@
+"""What a client may ask of sampling, checked once at the door; and what a row needs of it at draw time.
+
+Importable without torch. Names are OpenAI's, else vLLM's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NoReturn
+
+import msgspec
+
+GREEDY_TEMPERATURE = 1e-6
+_MAX_TEMPERATURE = 1e9
+_MAX_SEED = 2**64 - 1
+_MAX_CHOICES = 128
+_MAX_STOP_STRINGS = 16
+_MAX_LOGPROBS = 20
+_MAX_TOP_K = 2**31 - 1
+_TOKEN_ID = re.compile(r"-?[0-9]+")
+
+FilterOrder = Literal["joint", "top_k_first"]
+
+
+class SamplingParamsError(ValueError):
+    """A sampling parameter is not acceptable: the client's fault.
+
+    Args:
+        param: The field.
+        message: Field, value and allowed range.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sampling parameters of one request.
+
+    Attributes:
+        max_tokens: Most tokens to generate, 1 to ``max_model_len``; None = up to the context.
+        temperature: 0 to 1e9; below 1e-6 the row is greedy.
+        top_p: In (0, 1]; 1 = off.
+        top_k: 1 or more; 0 or −1 = off, and so is the whole vocabulary or more, kept as −1; 1 is greedy.
+        min_p: 0 to 1; 0 = off.
+        filter_order: ``joint`` takes top_p over the whole distribution, ``top_k_first`` over the one that top_k left.
+        seed: 0 to 2**64 − 1; None = the leader mints one.
+        n: 1 to 128 choices of one prompt, each drawing from its own stream.
+        stop: At most 16 texts that end a row.
+        stop_token_ids: Ids that end a row, whatever ``ignore_eos``.
+        ignore_eos: Whether the model's end-of-sequence ids do not end a row.
+        min_tokens: No id that ends the row is drawn before this many tokens.
+        logit_bias: Added to the logits of these ids, each −100 to 100.
+        frequency_penalty: −2 to 2, times how often an id was generated.
+        presence_penalty: −2 to 2, once for an id that was generated.
+        repetition_penalty: 0.001 to 1000, once for an id of the prompt or of the output; 1 = off.
+        logprobs: Not supported yet.
+        prompt_logprobs: Not supported yet.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    filter_order: FilterOrder = "joint"
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: dict[int, float] | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, object], *, vocab_size: int, max_model_len: int) -> SamplingParams:
+        """Returns the parameters in ``fields``, every one checked; a null means the default.
+
+        Args:
+            fields: Parameters as decoded from JSON, flat.
+            vocab_size: How many ids the model's LM head has.
+            max_model_len: How many tokens the model's context has.
+
+        Raises:
+            SamplingParamsError: A field is unknown, of the wrong type or out of range.
+        """
+        unknown = [name for name in fields if name not in cls.__struct_fields__]
+        if unknown:
+            raise SamplingParamsError(
+                unknown[0], f"{unknown[0]} is no sampling parameter; there are {', '.join(cls.__struct_fields__)}"
+            )
+        given = {name: value for name, value in fields.items() if value is not None}
+        checked: dict[str, object] = {}
+        for name, value in given.items():
+            checked[name] = _check(name, value, vocab_size, max_model_len)
+        params = msgspec.convert(checked, cls)
+        if params.top_k >= vocab_size:
+            params = msgspec.structs.replace(params, top_k=-1)
+        if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+            _refuse("min_tokens", params.min_tokens, f"an integer from 0 to max_tokens ({params.max_tokens})")
+        return params
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the row takes its largest logit without a draw."""
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the row's logits depend on the tokens before."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
+
+class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """What one row of a batch, which is one choice of one request, needs at draw time.
+
+    Attributes:
+        params: The request's parameters.
+        seed: The client's seed or the one minted for it, 0 ≤ seed < 2**64.
+        choice: Which of the request's ``n`` choices the row is, from 0.
+        stop_ids: Ids banned while fewer than ``min_tokens`` tokens were generated: end-of-sequence ids and
+            ``stop_token_ids``.
+        prompt_ids: The prompt; read when the row has penalties.
+        output_ids: The tokens generated so far, when a row (re)joins a batch; read when the row has penalties.
+    """
+
+    params: SamplingParams
+    seed: int
+    choice: int = 0
+    stop_ids: tuple[int, ...] = ()
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+
+
+def _check(name: str, value: object, vocab_size: int, max_model_len: int) -> object:
+    """Returns the checked value of one field."""
+    integers = {
+        "max_tokens": (1, max_model_len),
+        "top_k": (-1, _MAX_TOP_K),
+        "seed": (0, _MAX_SEED),
+        "n": (1, _MAX_CHOICES),
+        "min_tokens": (0, max_model_len),
+    }
+    numbers = {
+        "temperature": (0.0, _MAX_TEMPERATURE),
+        "min_p": (0.0, 1.0),
+        "frequency_penalty": (-2.0, 2.0),
+        "presence_penalty": (-2.0, 2.0),
+        "repetition_penalty": (0.001, 1000.0),
+    }
+    if name in integers:
+        return _integer(name, value, *integers[name])
+    if name in numbers:
+        return _number(name, value, *numbers[name])
+    if name in {"logprobs", "prompt_logprobs"}:
+        _integer(name, value, 0, _MAX_LOGPROBS)
+        raise SamplingParamsError(name, f"{name} is not supported yet")
+    if name == "stop_token_ids":
+        return _token_ids(name, value, vocab_size)
+    if name == "logit_bias":
+        return _logit_bias(value, vocab_size)
+    return _OTHER_FIELDS[name](value)
+
+
+def _refuse(name: str, value: object, allowed: str) -> NoReturn:
+    if isinstance(value, int) and value.bit_length() > 128:
+        shown = f"an integer of {value.bit_length()} bits"
+    else:
+        shown = text if len(text := repr(value)) <= 80 else f"{text[:77]}..."
+    raise SamplingParamsError(name, f"{name} must be {allowed}, not {shown}")
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        _refuse(name, value, f"an integer from {low} to {high}")
+    return value
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    # The comparison comes before the conversion: it refuses NaN, and integers too large for a float.
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        _refuse(name, value, f"a number from {low:g} to {high:g}")
+    return float(value)
+
+
+def _top_p(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        _refuse("top_p", value, "a number above 0 and at most 1")
+    return float(value)
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    allowed = f"a text or a list of at most {_MAX_STOP_STRINGS} texts, none empty"
+    if not isinstance(texts, list | tuple) or len(texts) > _MAX_STOP_STRINGS:
+        _refuse("stop", value, allowed)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            _refuse("stop", value, allowed)
+    return tuple(texts)
+
+
+def _token_ids(name: str, value: object, vocab_size: int) -> tuple[int, ...]:
+    allowed = f"a list of token ids from 0 to {vocab_size - 1}"
+    if not isinstance(value, list | tuple):
+        _refuse(name, value, allowed)
+    for token_id in value:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            _refuse(name, token_id, allowed)
+    return tuple(dict.fromkeys(value))
+
+
+def _logit_bias(value: object, vocab_size: int) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        _refuse("logit_bias", value, "an object from token ids to numbers from -100 to 100")
+    checked: dict[int, float] = {}
+    for key, bias in value.items():
+        is_id = isinstance(key, int) and not isinstance(key, bool)
+        # A key of thousands of digits is out of every range; int() would refuse to read it.
+        if not is_id and not (isinstance(key, str) and len(key) <= 20 and _TOKEN_ID.fullmatch(key)):
+            _refuse("logit_bias", key, f"keyed by token ids from 0 to {vocab_size - 1}")
+        token_id = int(key)
+        if not 0 <= token_id < vocab_size:
+            _refuse("logit_bias", key, f"keyed by token ids from 0 to {vocab_size - 1}")
+        checked[token_id] = _number("logit_bias", bias, -100.0, 100.0)
+    return checked
+
+
+def _ignore_eos(value: object) -> bool:
+    if not isinstance(value, bool):
+        _refuse("ignore_eos", value, "true or false")
+    return value
+
+
+def _filter_order(value: object) -> object:
+    if value not in ("joint", "top_k_first"):
+        _refuse("filter_order", value, '"joint" or "top_k_first"')
+    return value
+
+
+_OTHER_FIELDS: dict[str, Callable[[object], object]] = {
+    "top_p": _top_p,
+    "stop": _stop,
+    "ignore_eos": _ignore_eos,
+    "filter_order": _filter_order,
+}

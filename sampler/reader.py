@@ -1,0 +1,129 @@
+"""One pass over a rank's own slice: adjust the logits, find what the ranks exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sampler.adjust import allows_other_ids, apply_mask_, mask_table
+from sampler.batch import SamplingBatchInfo
+from sampler.exchange import SliceFacts
+from sampler.group import SliceGroup
+from sampler.slices import SliceShape, block_masses, first_largest, group_maxima, largest_values
+
+_TILE_ELEMENTS = 1 << 18
+_INFINITE_LOGIT = 1e30
+_NONE = float("-inf")
+
+
+class SliceReader:
+    """Reads one rank's slice.
+
+    Args:
+        group: The ranks, for the one thing they must agree on before reading.
+        shape: Where the slice lies.
+        sanitize: Whether NaN is taken as absent and +inf as 1e30, instead of ending the row.
+        candidates: How many of the largest values of a truncated row to find.
+    """
+
+    def __init__(self, group: SliceGroup, shape: SliceShape, *, sanitize: bool, candidates: int) -> None:
+        self._group = group
+        self._shape = shape
+        self._sanitize = sanitize
+        self._candidates = candidates
+        self._mask_tables: dict[torch.device, torch.Tensor] = {}
+
+    def active_bans(
+        self, batch: SamplingBatchInfo, positions: Sequence[int], mask_words: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Returns which rows' stop ids are banned, [B] bool; None when none are.
+
+        A grammar that allows nothing but stop ids wins over min_tokens; whether it does is agreed by one reduction,
+        made only when a batch has both.
+        """
+        rows = batch.rows_below_min_tokens(positions)
+        if not rows or batch.banned is None:
+            return None
+        active = torch.zeros(batch.row_count, dtype=torch.bool, device=batch.device)
+        index = torch.tensor(rows, device=batch.device)
+        if mask_words is None:
+            active[index] = True
+        else:
+            others = allows_other_ids(mask_words, batch.banned, index, self._shape.start, self._shape.valid_size)
+            active[index] = self._group.all_reduce_max_(others.to(torch.int32)) > 0
+        return active
+
+    def read_(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatchInfo,
+        bans: torch.Tensor | None,
+        mask_words: torch.Tensor | None,
+    ) -> SliceFacts:
+        """Adjusts the logits in place and returns what there is to know about this slice.
+
+        Args:
+            logits: [B, Vs] float32.
+            batch: The rows' parameters.
+            bans: From ``active_bans``.
+            mask_words: [B, Vs/32] int32, or None.
+
+        Rows go tile by tile, so that what one stage wrote is still in the cache for the next.
+        """
+        rows, shape, flags = batch.row_count, self._shape, batch.flags
+        groups = logits.new_empty((rows, shape.width // 32))
+        masses = logits.new_zeros((rows, shape.blocks)) if any(flags.needs_mass) else None
+        inverse_temperature = (1.0 / batch.temperature).to(torch.float32)
+        block_maxima = logits.new_empty((rows, shape.blocks))
+        step = max(1, _TILE_ELEMENTS // shape.width) if logits.device.type == "cpu" else max(rows, 1)
+        for first in range(0, rows, step):
+            tile = slice(first, min(first + step, rows))
+            self._adjust_(logits[tile], batch, tile, bans, mask_words)
+            groups[tile] = group_maxima(logits[tile])
+            block_maxima[tile] = groups[tile].view(-1, shape.blocks, shape.block_length // 32).amax(dim=-1)
+            if masses is not None and any(flags.needs_mass[tile]):
+                masses[tile] = block_masses(logits[tile], block_maxima[tile], inverse_temperature[tile])
+        bad = ~(block_maxima.amax(dim=1) < float("inf"))
+        for table, neutral in ((groups, _NONE), (block_maxima, _NONE), (masses, 0.0)):
+            if table is not None:
+                table.masked_fill_(bad.unsqueeze(1), neutral)
+        largest = first_largest(logits, block_maxima) if flags.any_greedy else torch.zeros_like(batch.seeds)
+        values, ids = None, None
+        if flags.any_truncated:
+            truncated = batch.truncated.nonzero().squeeze(1)
+            values, ids = largest_values(logits, groups, truncated, self._candidates)
+            values = torch.where(bad[truncated].unsqueeze(1), _NONE, values)
+            ids += shape.start
+        return SliceFacts(
+            block_maxima.amax(dim=1),
+            largest + shape.start,
+            bad,
+            None if flags.all_greedy else block_maxima,
+            masses,
+            values,
+            ids,
+        )
+
+    def _adjust_(
+        self,
+        tile: torch.Tensor,
+        batch: SamplingBatchInfo,
+        rows: slice,
+        bans: torch.Tensor | None,
+        mask_words: torch.Tensor | None,
+    ) -> None:
+        """Applies everything that changes logits, in the one order there is."""
+        start = self._shape.start
+        if self._sanitize:
+            tile.nan_to_num_(nan=_NONE, posinf=_INFINITE_LOGIT, neginf=_NONE)
+        if batch.penalties is not None:
+            batch.penalties.apply_(tile, rows, start)
+        if bans is not None and batch.banned is not None:
+            batch.banned.add_to_(tile, rows, start, active=bans)
+        if batch.bias is not None:
+            batch.bias.add_to_(tile, rows, start)
+        if mask_words is not None:
+            if tile.device not in self._mask_tables:
+                self._mask_tables[tile.device] = mask_table(tile.device)
+            apply_mask_(tile, mask_words[rows], self._mask_tables[tile.device])

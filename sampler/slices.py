@@ -1,0 +1,144 @@
+"""What a rank finds out about its own vocabulary slice: block maxima, block masses, largest values.
+
+A vocabulary has 64 canonical blocks, whatever the number of ranks. Every figure of a block is computed from that block
+alone in one fixed order, so its bits do not depend on tp_size, batch size, row or thread count. Maxima are exact, and
+masses are relative to their own block's maximum, so no figure depends on what another rank holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+VOCABULARY_BLOCKS = 64
+GROUP_LENGTH = 32
+_NONE = float("-inf")
+_LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True)
+class SliceShape:
+    """Where a rank's slice lies.
+
+    Attributes:
+        start: Id of the first column.
+        first_block: Index of the first of its canonical blocks.
+        blocks: How many blocks it has.
+        block_length: Ids of a block, a multiple of 32.
+        valid_size: How many columns are no padding.
+    """
+
+    start: int
+    first_block: int
+    blocks: int
+    block_length: int
+    valid_size: int
+
+    @property
+    def width(self) -> int:
+        """How many columns the slice has."""
+        return self.blocks * self.block_length
+
+    def holds(self, block: torch.Tensor) -> torch.Tensor:
+        """Returns which of the canonical block indices lie in this slice."""
+        return (block >= self.first_block) & (block < self.first_block + self.blocks)
+
+
+def blocks_of(rank: int, size: int) -> range:
+    """Returns the canonical blocks of ``rank``: contiguous runs, as even as possible, the longer ones first."""
+    base, extra = divmod(VOCABULARY_BLOCKS, size)
+    start = rank * base + min(rank, extra)
+    return range(start, start + base + (rank < extra))
+
+
+def group_maxima(logits: torch.Tensor) -> torch.Tensor:
+    """Returns the largest value of each run of 32 ids, NaN where there is one: [R, Vs] → [R, Vs/32] float32."""
+    return logits.view(logits.shape[0], logits.shape[1] // GROUP_LENGTH, GROUP_LENGTH).amax(dim=-1)
+
+
+def block_masses(
+    logits: torch.Tensor,
+    block_maxima: torch.Tensor,
+    inverse_temperature: torch.Tensor,
+    *,
+    floor: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns Σ exp((z − block maximum) / T) of each block: [R, nb] float32, 0 for a block of −inf.
+
+    Args:
+        logits: [R, Vs] float32.
+        block_maxima: [R, nb] float32.
+        inverse_temperature: [R] float32.
+        floor: [R] float32, values below it count nothing; all count when left out.
+    """
+    blocks = logits.view(*block_maxima.shape, -1)
+    weights = weights_in_block(blocks, block_maxima.unsqueeze(-1), inverse_temperature.view(-1, 1, 1))
+    if floor is not None:
+        weights = torch.where(blocks >= floor.view(-1, 1, 1), weights, 0.0)
+    return _sum_last(weights)
+
+
+def weights_in_block(
+    values: torch.Tensor, block_maximum: torch.Tensor, inverse_temperature: torch.Tensor
+) -> torch.Tensor:
+    """Returns exp((z − block maximum) / T), elementwise float32; arguments broadcast."""
+    # −inf − −inf would be NaN.
+    shifted = torch.sub(values, block_maximum.clamp_min(_LOWEST))
+    return shifted.mul_(inverse_temperature).exp_()
+
+
+def _sum_last(weights: torch.Tensor) -> torch.Tensor:
+    """Returns the sums over the last dimension in an order that depends on its length alone."""
+    if weights.device.type == "cpu":
+        # Each output of the CPU kernel is one thread's work, in an order given by the length (a test holds it to that).
+        return weights.sum(dim=-1)
+    while (length := weights.shape[-1]) > 1:
+        half = length // 2
+        folded = weights[..., :half] + weights[..., half : 2 * half]
+        weights = folded if length % 2 == 0 else torch.cat((folded, weights[..., -1:]), dim=-1)
+    return weights.squeeze(-1)
+
+
+def first_largest(logits: torch.Tensor, block_maxima: torch.Tensor) -> torch.Tensor:
+    """Returns the smallest column among those with the largest value: [R, Vs], [R, nb] → [R] int64."""
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    block = _first_true(block_maxima == block_maxima.amax(dim=1, keepdim=True))
+    values = logits.view(*block_maxima.shape, -1)[rows, block]
+    length = logits.shape[1] // block_maxima.shape[1]
+    return block * length + _first_true(values == block_maxima[rows, block].unsqueeze(1))
+
+
+def _first_true(flags: torch.Tensor) -> torch.Tensor:
+    """Returns the first true index of each row; 0 when there is none."""
+    length = flags.shape[1]
+    index = torch.where(flags, torch.arange(length, device=flags.device), length).amin(dim=1)
+    return torch.where(index < length, index, 0)
+
+
+def largest_values(
+    logits: torch.Tensor, groups: torch.Tensor, rows: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the ``count`` largest values of some rows and their columns: [N, count] float32 and int64, unordered.
+
+    Which of several equal values at the cut come is left open: whoever uses them may rely on every value above the
+    smallest one returned, and on nothing else. −inf fills up.
+
+    Only the ``count`` groups with the largest maxima are read: a value above all of the rest's maxima lies in them.
+
+    Args:
+        logits: [B, Vs] float32.
+        groups: [B, Vs/32] float32, from ``group_maxima``.
+        rows: [N] int64.
+        count: How many.
+    """
+    if groups.shape[1] <= count:
+        top = logits[rows].topk(min(count, logits.shape[1]), dim=1, sorted=False)
+        missing = count - top.values.shape[1]
+        values = torch.nn.functional.pad(top.values, (0, missing), value=_NONE)
+        return values, torch.nn.functional.pad(top.indices, (0, missing))
+    chosen = groups[rows].topk(count, dim=1, sorted=False).indices
+    members = logits.view(*groups.shape, GROUP_LENGTH)[rows.unsqueeze(1), chosen].view(len(rows), -1)
+    top = members.topk(count, dim=1, sorted=False)
+    group = chosen.gather(1, top.indices // GROUP_LENGTH)
+    return top.values, group * GROUP_LENGTH + top.indices % GROUP_LENGTH

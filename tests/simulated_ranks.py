@@ -1,0 +1,179 @@
+"""Tensor-parallel ranks as threads of one process: a slice group whose collectives meet at a barrier."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import torch
+
+from sampler.batch import SamplingBatchInfo
+from sampler.params import RowSampling
+from sampler.sampler import RowSupport, SampleOutput, Sampler
+from tp.partition import VocabularyBlocks
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Meeting:
+    barrier: threading.Barrier
+    places: list[torch.Tensor | None]
+
+
+@dataclass
+class SimulatedRank:
+    """One rank's view of the group; notes the bytes of every collective."""
+
+    rank: int
+    size: int
+    meeting: _Meeting
+    payload_bytes: list[tuple[str, int]] = field(default_factory=list)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._meet("all_gather", tensor))
+
+    def all_reduce_max_(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.copy_(torch.stack(self._meet("all_reduce", tensor)).amax(dim=0))
+
+    def all_reduce_sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.copy_(torch.stack(self._meet("all_reduce", tensor)).sum(dim=0))
+
+    def _meet(self, name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self.payload_bytes.append((name, tensor.numel() * tensor.element_size()))
+        self.meeting.places[self.rank] = tensor.clone()
+        self.meeting.barrier.wait(60)
+        met = [place for place in self.meeting.places if place is not None]
+        assert len(met) == self.size
+        assert len({(place.shape, place.dtype) for place in met}) == 1, "the ranks are out of step"
+        self.meeting.barrier.wait(60)
+        return met
+
+
+def run_simulated(size: int, function: Callable[[SimulatedRank], T]) -> list[T]:
+    """Returns what ``function(rank)`` returned on each of ``size`` ranks."""
+    meeting = _Meeting(threading.Barrier(size), [None] * size)
+
+    def run(rank: int) -> T:
+        try:
+            return function(SimulatedRank(rank, size, meeting))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    if size == 1:
+        return [run(0)]
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(size)]
+        errors = [future.exception() for future in futures]
+        for error in sorted(
+            (error for error in errors if error), key=lambda e: isinstance(e, threading.BrokenBarrierError)
+        ):
+            raise error
+        return [future.result() for future in futures]
+
+
+def padded_logits(logits: Sequence[Sequence[float]] | torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Returns whole-vocabulary logits padded with −inf to whole blocks: [B, 64 · block length]."""
+    whole = torch.as_tensor(logits, dtype=torch.float32)
+    padding = VocabularyBlocks(vocab_size).padded_size - vocab_size
+    return torch.nn.functional.pad(whole, (0, padding), value=float("-inf"))
+
+
+def mask_of(allowed: Sequence[Sequence[int] | None], vocab_size: int) -> torch.Tensor:
+    """Returns mask words, −1 for rows of None: [B, words] int32; bits of padding ids are 1, as engines leave them."""
+    blocks = VocabularyBlocks(vocab_size)
+    bits = torch.ones((len(allowed), blocks.padded_size), dtype=torch.int64)
+    for row, ids in enumerate(allowed):
+        if ids is not None:
+            bits[row, :vocab_size] = 0
+            bits[row, list(ids)] = 1
+    words = (bits.view(len(allowed), -1, 32) << torch.arange(32)).sum(dim=-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+class SlicedSampler:
+    """The sampler of every rank of one simulated group, called with whole-vocabulary logits."""
+
+    def __init__(
+        self,
+        size: int,
+        vocab_size: int,
+        *,
+        nan_policy: Literal["error", "sanitize"] = "error",
+        candidates: int = 128,
+    ) -> None:
+        self.size = size
+        self.vocab_size = vocab_size
+        self.nan_policy: Literal["error", "sanitize"] = nan_policy
+        self.candidates = candidates
+        self.payload_bytes: list[tuple[str, int]] = []
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[RowSampling],
+        positions: Sequence[int],
+        mask_words: torch.Tensor | None = None,
+    ) -> SampleOutput:
+        """Returns rank 0's output after checking that all ranks have the same."""
+
+        def call(
+            sampler: Sampler, own: torch.Tensor, batch: SamplingBatchInfo, words: torch.Tensor | None
+        ) -> SampleOutput:
+            return sampler.sample(own, batch, positions, words)
+
+        outputs = self._run(logits, rows, mask_words, call)
+        for output in outputs[1:]:
+            assert torch.equal(output.token_ids, outputs[0].token_ids)
+            assert torch.equal(output.status, outputs[0].status)
+            assert torch.equal(output.reasons, outputs[0].reasons)
+        return outputs[0]
+
+    def support(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[RowSampling],
+        positions: Sequence[int],
+        mask_words: torch.Tensor | None = None,
+    ) -> list[RowSupport]:
+        """Returns rank 0's supports."""
+
+        def call(
+            sampler: Sampler, own: torch.Tensor, batch: SamplingBatchInfo, words: torch.Tensor | None
+        ) -> list[RowSupport]:
+            return sampler.support(own, batch, positions, words)
+
+        return self._run(logits, rows, mask_words, call)[0]
+
+    def _run(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[RowSampling],
+        mask_words: torch.Tensor | None,
+        call: Callable[[Sampler, torch.Tensor, SamplingBatchInfo, torch.Tensor | None], T],
+    ) -> list[T]:
+        blocks = VocabularyBlocks(self.vocab_size)
+        whole = padded_logits(logits, self.vocab_size) if logits.shape[1] == self.vocab_size else logits
+
+        def run(group: SimulatedRank) -> T:
+            own = blocks.slice_of(group.rank, group.size)
+            sampler = Sampler(
+                group,
+                vocab_size=self.vocab_size,
+                slice_start=own.start,
+                block_length=own.block_length,
+                nan_policy=self.nan_policy,
+                candidates=self.candidates,
+            )
+            words = None if mask_words is None else mask_words[:, own.words]
+            batch = SamplingBatchInfo.from_rows(rows)
+            result = call(sampler, whole[:, own.start : own.stop].clone(), batch, words)
+            if group.rank == 0:
+                self.payload_bytes = group.payload_bytes
+            return result
+
+        return run_simulated(self.size, run)
