@@ -26,6 +26,7 @@ from runtime.sampling import SampledRows, SamplingPart
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 from runtime.token_share import TokenShare
+from sampler.sampler import RowReason
 from tp.group import TensorParallelGroup
 
 
@@ -214,10 +215,12 @@ class RankEngine:
                 parts.sink.refused(sequence, refusal)
 
     def _error(self, plan: StepPlan, status: int) -> ErrorInfo | None:
-        if status == 0:
+        reason = RowReason(status)
+        if reason is RowReason.NONE:
             return None
-        message = f"step {plan.step}: no token can be drawn (NaN or +inf logits, or nothing is allowed)"
-        return ErrorInfo("sampling_error", message)
+        why = "a logit is NaN or +inf" if reason is RowReason.NON_FINITE else "no token may be drawn"
+        stage = self._parts.link.size - 1
+        return ErrorInfo("sampling_error", f"step {plan.step}, stage {stage}: {why}")
 
     def _release(self) -> None:
         parts = self._parts

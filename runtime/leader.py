@@ -190,9 +190,7 @@ class Leader:
         self._next_sequence_id = ids.stop
         self._sequences_of[message.request_id] = list(ids)
         for choice, sequence_id in enumerate(ids):
-            detokenizer = IncrementalDetokenizer(
-                self._tokenizer, request.prompt_token_ids, stop=request.params.stop
-            )
+            detokenizer = IncrementalDetokenizer(self._tokenizer, request.prompt_token_ids, stop=request.params.stop)
             self._streams[sequence_id] = _Stream(message.request_id, choice, detokenizer, deadline_s)
             self._actions.append(
                 AddSequence(
@@ -218,10 +216,10 @@ class Leader:
         self._outbox.append(TokenDelta(stream.request_id, stream.index, stream.text, stream.token_ids))
         stream.text, stream.token_ids = "", []
 
-    def _finish(
-        self, stream: _Stream, sequence: Sequence, reason: FinishReason, error: ErrorInfo | None
-    ) -> None:
+    def _finish(self, stream: _Stream, sequence: Sequence, reason: FinishReason, error: ErrorInfo | None) -> None:
         stream.text += stream.detokenizer.finish()
+        if stream.detokenizer.stopped is not None and reason == "length":
+            reason = "stop"
         if stream.text or stream.token_ids:
             self._emit(stream)
         prompt, output = len(sequence.prompt_token_ids), len(sequence.output_token_ids)

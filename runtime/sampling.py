@@ -11,7 +11,8 @@ import torch
 from grammar_sync.masks import MaskExchange
 from runtime.plan import StepPlan
 from runtime.sequence import Sequence
-from sampler.batch import RowSampling, SamplingBatchInfo
+from sampler.batch import SamplingBatchInfo
+from sampler.params import RowSampling
 from sampler.sampler import Sampler
 
 _UNCONSTRAINED = -1
@@ -63,8 +64,10 @@ class SamplingPart:
         self._device = device
         self._slots: list[_Assembled | None] = [None] * in_flight_steps
 
-    def sample(self, plan: StepPlan, sequences: Rows[Sequence], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ids and statuses, [B] int64 each, of a plan's sampling rows; all ranks of the stage call it.
+    def sample(
+        self, plan: StepPlan, sequences: Rows[Sequence], logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns ids and ``RowReason`` values, [B] int64 each, of a plan's sampling rows; all ranks of the stage call it.
 
         Args:
             plan: The step's plan.
@@ -75,7 +78,7 @@ class SamplingPart:
         positions = [len(sequence.output_token_ids) for sequence in sequences]
         info = self._assembled(plan.step % len(self._slots), sequences)
         output = self._sampler.sample(logits, info, positions, mask_words)
-        return output.token_ids, output.status
+        return output.token_ids, output.reasons
 
     def _mask_words(self, plan: StepPlan) -> torch.Tensor | None:
         """Returns the mask of every sampling row, [B, Vs / 32] int32; None when no row is constrained."""

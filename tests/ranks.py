@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+# The fork server does not take over this process's path, only its environment (see conftest.py).
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "numpy", "launch.groups", "runtime.assembly"])
 
 
 class RankFailure(AssertionError):

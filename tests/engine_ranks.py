@@ -1,0 +1,272 @@
+"""Runs the real engine on real ranks, with a scripted leader in place of the client socket."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grammar_sync.compiler import CompileOutcome, GrammarCompiler, Pending, ThreadedGrammarCompiler
+from grammar_sync.spec import GrammarSpec, parse_grammar
+from launch.groups import RankGroups, build_groups, warm_up
+from pp.partition import layer_ranges
+from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary
+from runtime.batch import ForwardBatch
+from runtime.checkpoint import open_checkpoint
+from runtime.intake import Patience
+from runtime.kv_cache import KVCache
+from runtime.messages import Action, AddSequence, EndSequence, FinishReason, StopRanks
+from runtime.model import DecoderStage
+from runtime.plan import PlanRow, StepPlan
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.sequence import Sequence
+from runtime.tokenizer import Tokenizer
+from runtime.weights import WeightReader
+from sampler.params import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sequence for the scripted leader."""
+
+    prompt: Many[int]
+    max_tokens: int = 16
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    seed: int = 0
+    choice: int = 0
+    grammar: GrammarSpec | None = None
+    abort_at_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a group of ranks runs.
+
+    ``compile_delay_s`` and ``stall_s`` bound random delays of first-stage compiles and of one forward pass on a later
+    stage; ``seed`` draws them.
+    """
+
+    model: Path
+    jobs: tuple[Job, ...]
+    tp: int = 1
+    pp: int = 1
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 2048
+    kv_cache_tokens: int = 1 << 16
+    rounds: int = 1
+    seed: int = 0
+    compile_delay_s: float = 0.0
+    stall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the leader heard of one job."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    error: str | None
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What one rank saw: its plans with rows, per round; the leader's outputs; what it built."""
+
+    plans: tuple[tuple[tuple[PlanRow, ...], ...], ...]
+    outputs: tuple[tuple[Output, ...], ...]
+    tokenizers_built: int
+    compilers_built: int
+    observed: tuple[tuple[str, str, int], ...] = ()
+
+
+class ScriptedLeader:
+    """Adds all jobs in the first step, aborts as told, and stops the ranks when all jobs have ended."""
+
+    def __init__(self, jobs: Many[Job]) -> None:
+        self._jobs = jobs
+        self._step = 0
+        self._open = set(range(len(jobs)))
+        self._ends: list[Action] = []
+        self.outputs: dict[int, Output] = {}
+
+    def collect(self, patience: Patience) -> list[Action]:
+        self._step += 1
+        if self._step == 1:
+            return [self._add(index, job) for index, job in enumerate(self._jobs)]
+        if not self._open:
+            return [StopRanks()]
+        if patience is not Patience.NONE:
+            time.sleep(0.005)
+        aborts: list[Action] = [
+            EndSequence(index, "abort") for index, job in enumerate(self._jobs) if job.abort_at_step == self._step
+        ]
+        ends, self._ends = self._ends, []
+        return ends + aborts
+
+    def _add(self, index: int, job: Job) -> AddSequence:
+        return AddSequence(
+            sequence_id=index,
+            choice=job.choice,
+            prompt_token_ids=list(job.prompt),
+            max_tokens=job.max_tokens,
+            params=job.params,
+            seed=job.seed,
+            grammar=job.grammar,
+        )
+
+    def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
+        pass
+
+    def token(self, sequence: Sequence) -> None:
+        if sequence.finish_reason is not None:
+            self.ended(sequence)
+
+    def refused(self, sequence: Sequence, message: str) -> None:
+        raise AssertionError(f"sequence {sequence.sequence_id}: {message}")
+
+    def ended(self, sequence: Sequence) -> None:
+        assert sequence.finish_reason is not None
+        error = None if sequence.error is None else sequence.error.message
+        output = Output(tuple(sequence.output_token_ids), sequence.finish_reason, error)
+        self.outputs[sequence.sequence_id] = output
+        self._open.discard(sequence.sequence_id)
+
+    def flush(self) -> None:
+        pass
+
+
+class RecordingScheduler(Scheduler):
+    """Keeps the rows of every plan that is not empty."""
+
+    def __init__(self, limits: SchedulerLimits, eos_token_ids: Many[int]) -> None:
+        super().__init__(limits, eos_token_ids)
+        self.planned: list[tuple[PlanRow, ...]] = []
+
+    def plan(self, step: int) -> StepPlan:
+        plan = super().plan(step)
+        if plan.rows:
+            self.planned.append(plan.rows)
+        return plan
+
+
+class DelayedCompiler:
+    """A compiler whose outcomes come later by a random time, different on each rank."""
+
+    def __init__(self, inner: GrammarCompiler, draw: random.Random, limit_s: float) -> None:
+        self._inner = inner
+        self._draw = draw
+        self._limit_s = limit_s
+        self._due_s: dict[GrammarSpec, float] = {}
+
+    def submit(self, spec: GrammarSpec) -> None:
+        self._due_s.setdefault(spec, time.monotonic() + self._draw.uniform(0, self._limit_s))
+        self._inner.submit(spec)
+
+    def poll(self, spec: GrammarSpec) -> CompileOutcome:
+        return Pending() if time.monotonic() < self._due_s[spec] else self._inner.poll(spec)
+
+    def discard(self, spec: GrammarSpec) -> None:
+        self._inner.discard(spec)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class StallingStage(DecoderStage):
+    """A stage that sleeps once, in a random forward pass."""
+
+    def stall_once(self, draw: random.Random, limit_s: float) -> None:
+        self._stall_in = draw.randrange(6)
+        self._stall_s = limit_s
+
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, cache: KVCache) -> torch.Tensor:
+        if self._stall_in == 0:
+            time.sleep(self._stall_s)
+        self._stall_in -= 1
+        return super().forward(batch, hidden, cache)
+
+
+def grammar(**fields: Any) -> GrammarSpec:
+    """Returns the grammar that a request with ``fields`` would have."""
+    spec = parse_grammar(fields)
+    assert spec is not None
+    return spec
+
+
+def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
+    """Runs ``case`` on this rank; for ``ranks.run_ranks``."""
+    assert world_size == case.tp * case.pp
+    groups = build_groups(case.tp, case.pp, timeout_s=60)
+    warm_up(groups)
+    checkpoint = open_checkpoint(case.model)
+    config = checkpoint.config
+    layers = layer_ranges(config.num_layers, case.pp)[groups.link.stage]
+    stage = StallingStage(
+        config, WeightReader(checkpoint), layers, groups.tensor_parallel, dtype=torch.float32, device=CPU
+    )
+    tokenizers = []
+    if groups.link.is_first:
+        tokenizers.append(Tokenizer.load(case.model))
+    eos = config.eos_token_ids
+    compilers: list[GrammarCompiler] = []
+    observed: list[tuple[str, str, int]] = []
+    groups.tensor_parallel.observer = lambda *record: observed.append(record)
+    groups.link.observer = lambda *record: observed.append(record)
+    plans, outputs = [], []
+    for number in range(case.rounds):
+        draw = random.Random(f"{case.seed}/{number}/{rank}")  # noqa: S311
+        stage.stall_once(draw, case.stall_s if groups.link.stage > 0 and draw.random() < 0.5 else 0.0)
+        first_stage = None
+        if tokenizers:
+            vocabulary = grammar_vocabulary(tokenizers[0], config, eos)
+            if not compilers or case.compile_delay_s:
+                compilers.append(ThreadedGrammarCompiler(vocabulary))
+            compiler = DelayedCompiler(compilers[-1], draw, case.compile_delay_s)
+            first_stage = FirstStagePart(vocabulary, compiler)
+        scheduler = RecordingScheduler(_limits(case), eos)
+        leader = ScriptedLeader(case.jobs) if rank == 0 else None
+        _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp)
+        plans.append(tuple(scheduler.planned))
+        if leader is not None:
+            outputs.append(tuple(leader.outputs[index] for index in range(len(case.jobs))))
+    for compiler_built in compilers:
+        compiler_built.close()
+    return RankRecord(tuple(plans), tuple(outputs), len(tokenizers), len(compilers), tuple(observed))
+
+
+def _limits(case: Case) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=case.max_num_seqs,
+        max_batch_tokens=case.max_batch_tokens,
+        kv_cache_tokens=case.kv_cache_tokens,
+        in_flight_steps=case.pp,
+    )
+
+
+def _run_once(
+    groups: RankGroups,
+    stage: DecoderStage,
+    scheduler: Scheduler,
+    eos: tuple[int, ...],
+    first_stage: FirstStagePart | None,
+    leader: ScriptedLeader | None,
+    in_flight_steps: int,
+) -> None:
+    engine = build_engine(
+        group=groups.tensor_parallel,
+        link=groups.link,
+        stage=stage,
+        scheduler=scheduler,
+        eos_token_ids=eos,
+        in_flight_steps=in_flight_steps,
+        first_stage=first_stage,
+        leader=leader,
+    )
+    engine.run()
