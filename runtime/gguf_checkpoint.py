@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,9 +102,8 @@ def open_gguf(path: Path) -> GgufCheckpoint:
     header = read_gguf_header(path)
     try:
         config = _config(path, header)
-    except (ModelConfigError, KeyError) as error:
-        missing = f"metadata {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{path}: {missing}") from error
+    except ModelConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     tensors = {_model_name(name): tensor for name, tensor in header.tensors.items() if name != _ROPE_DIVISORS}
     check_tensors(path, config, {name: tensor.shape for name, tensor in tensors.items()})
     supported: set[GGMLQuantizationType] = set()
@@ -114,86 +114,113 @@ def open_gguf(path: Path) -> GgufCheckpoint:
     return GgufCheckpoint(path, config, header.metadata, tensors)
 
 
+class _Values:
+    """The metadata of one architecture: values by the part of their key after its name, checked by kind."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self._metadata = metadata
+        self._architecture = architecture
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Returns a whole number; ``default`` where the file has none, an error where there is no default."""
+        value = self._value(key, default)
+        if not isinstance(value, int):
+            raise ModelConfigError(f"{self._architecture}.{key} must be one whole number for all layers, not {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Returns a number, as ``count`` does."""
+        value = self._value(key, default)
+        if not isinstance(value, int | float):
+            raise ModelConfigError(f"{self._architecture}.{key} must be a number, not {value!r}")
+        return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        """Returns a value as text."""
+        return str(self._value(key, default))
+
+    def _value(self, key: str, default: object) -> Any:
+        value = self._metadata.get(f"{self._architecture}.{key}", default)
+        if value is None:
+            raise ModelConfigError(f"metadata {self._architecture}.{key} is missing")
+        return value
+
+
 def _config(path: Path, header: GgufHeader) -> ModelConfig:
-    metadata, names = header.metadata, header.tensors.keys()
-    name = metadata["general.architecture"]
-    if name not in _ARCHITECTURES:
+    names = header.tensors.keys()
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise ModelConfigError(f"architecture {name!r} is not supported; supported are {', '.join(_ARCHITECTURES)}")
-    for key, harmless in (("expert_count", 0), ("attention.sliding_window", 0)):
-        if metadata.get(f"{name}.{key}", harmless) != harmless:
-            raise ModelConfigError(f"{name}.{key} {metadata[f'{name}.{key}']} is not supported")
-    if metadata.get("split.count", 1) > 1:
-        raise ModelConfigError(f"the file is one of {metadata['split.count']} parts; merge them into one file")
+    values = _Values(header.metadata, name)
+    for key in ("expert_count", "attention.sliding_window"):
+        if values.count(key, 0):
+            raise ModelConfigError(f"{name}.{key} {values.count(key)} is not supported")
+    if _Values(header.metadata, "split").count("count", 1) > 1:
+        raise ModelConfigError("the file is one of several parts; merge them into one file")
     if "token_embd.weight" not in names:
         raise ModelConfigError("tensor token_embd.weight is missing")
-    num_heads = _count(metadata, f"{name}.attention.head_count")
-    hidden_size = _count(metadata, f"{name}.embedding_length")
-    head_dim = metadata.get(f"{name}.attention.key_length", hidden_size // max(num_heads, 1))
-    num_layers = _count(metadata, f"{name}.block_count")
+    embedding = header.tensors["token_embd.weight"]
+    num_heads, hidden_size = values.count("attention.head_count"), values.count("embedding_length")
+    head_dim = values.count("attention.key_length", hidden_size // max(num_heads, 1))
+    num_layers = values.count("block_count")
     return ModelConfig(
         architecture=_ARCHITECTURES[name],
-        vocab_size=header.tensors["token_embd.weight"].shape[0],
+        vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
-        intermediate_size=_count(metadata, f"{name}.feed_forward_length"),
+        intermediate_size=values.count("feed_forward_length"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_count(metadata, f"{name}.attention.head_count_kv", num_heads),
+        num_kv_heads=values.count("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        rms_norm_eps=metadata[f"{name}.attention.layer_norm_rms_epsilon"],
-        rope=_rope(path, header, name, head_dim),
+        rms_norm_eps=values.number("attention.layer_norm_rms_epsilon"),
+        rope=_rope(path, header, values, head_dim),
         tie_word_embeddings="output.weight" not in names,
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
         mlp_bias="blk.0.ffn_gate.bias" in names,
         qk_norm="blk.0.attn_q_norm.weight" in names,
         windows=(None,) * num_layers,
-        max_position_embeddings=_count(metadata, f"{name}.context_length"),
-        eos_token_ids=_eos_token_ids(metadata),
-        dtype="bfloat16" if header.tensors["token_embd.weight"].kind is GGMLQuantizationType.BF16 else "float32",
+        max_position_embeddings=values.count("context_length"),
+        eos_token_ids=_eos_token_ids(header.metadata),
+        dtype="bfloat16" if embedding.kind is GGMLQuantizationType.BF16 else "float32",
     )
 
 
-def _rope(path: Path, header: GgufHeader, name: str, head_dim: int) -> RopeConfig:
-    metadata = header.metadata
-    rotated = metadata.get(f"{name}.rope.dimension_count", head_dim)
+def _rope(path: Path, header: GgufHeader, values: _Values, head_dim: int) -> RopeConfig:
+    rotated = values.count("rope.dimension_count", head_dim)
     if rotated != head_dim:
-        raise ModelConfigError(f"{name}.rope.dimension_count {rotated} is not supported; supported is {head_dim}")
-    theta = float(metadata.get(f"{name}.rope.freq_base", 10_000.0))
-    scaling = metadata.get(f"{name}.rope.scaling.type", "none")
-    factor = metadata.get(f"{name}.rope.scaling.factor", metadata.get(f"{name}.rope.scale_linear", 1.0))
+        raise ModelConfigError(f"rope.dimension_count {rotated} is not supported; supported is head_dim {head_dim}")
+    theta = values.number("rope.freq_base", 10_000.0)
+    scaling = values.text("rope.scaling.type", "none")
+    factor = values.number("rope.scaling.factor", values.number("rope.scale_linear", 1.0))
     if _ROPE_DIVISORS in header.tensors:
+        # What the converter makes of a llama3 scaling: its result, one divisor a pair.
         divisors = _dequantize(_raw(path, header.tensors[_ROPE_DIVISORS]), header.tensors[_ROPE_DIVISORS].kind)
         if divisors.shape != (1, head_dim // 2) or scaling != "none":
             raise ModelConfigError(f"{_ROPE_DIVISORS} of shape {divisors.shape} with scaling {scaling!r}")
         return RopeConfig(theta=theta, frequency_divisors=tuple(divisors[0].tolist()))
     if scaling == "yarn":
-        # The format holds a factor on top of yarn's own 0.1 ln(factor) + 1.
-        extra = metadata.get(f"{name}.rope.scaling.attn_factor", 1.0)
+        # The format holds a factor on top of yarn's own.
+        extra = values.number("rope.scaling.attn_factor", 1.0)
         return RopeConfig(
             theta=theta,
             rope_type="yarn",
             factor=factor,
-            original_max_position_embeddings=_count(metadata, f"{name}.rope.scaling.original_context_length"),
-            beta_fast=metadata.get(f"{name}.rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=metadata.get(f"{name}.rope.scaling.yarn_beta_slow", 1.0),
-            attention_factor=extra * float(0.1 * np.log(factor) + 1.0),
+            original_max_position_embeddings=values.count("rope.scaling.original_context_length"),
+            beta_fast=values.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=values.number("rope.scaling.yarn_beta_slow", 1.0),
+            attention_factor=extra * (0.1 * math.log(factor) + 1.0) if factor > 1 else extra,
         )
     if scaling not in ("none", "linear"):
-        raise ModelConfigError(f"{name}.rope.scaling.type {scaling!r} is not supported")
+        raise ModelConfigError(f"rope.scaling.type {scaling!r} is not supported; supported are none, linear, yarn")
     linear = factor not in (0.0, 1.0)
     return RopeConfig(theta=theta, rope_type="linear" if linear else "default", factor=factor if linear else 1.0)
 
 
-def _count(metadata: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = metadata[key] if default is None else metadata.get(key, default)
-    if not isinstance(value, int):
-        raise ModelConfigError(f"{key} must be one number for all layers")
-    return value
-
-
 def _eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-    return tuple(sorted({metadata[key] for key in keys if key in metadata}))
+    values = _Values(metadata, "tokenizer")
+    keys = [f"ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    return tuple(sorted({values.count(key) for key in keys if f"tokenizer.{key}" in metadata}))
 
 
 def _model_name(name: str) -> str:

@@ -107,6 +107,8 @@ class _Cursor:
             metadata[key] = self._value(self._value_type())
         placed = [self._tensor() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise _MalformedError(f"general.alignment {alignment!r} is not a positive number")
         start = -(-self._at // alignment) * alignment
         tensors = {name: GgufTensor(shape, kind, start + offset) for name, shape, kind, offset in placed}
         for name, tensor in tensors.items():
@@ -156,6 +158,6 @@ class _Cursor:
         if code not in GGMLQuantizationType._value2member_map_:
             raise _MalformedError(f"tensor {name} has unknown quantisation {code}")
         kind = GGMLQuantizationType(code)
-        if shape[-1] % GGML_QUANT_SIZES[kind][0]:
-            raise _MalformedError(f"tensor {name} of {kind.name} has rows of {shape[-1]} values")
+        if min(shape) < 1 or shape[-1] % GGML_QUANT_SIZES[kind][0]:
+            raise _MalformedError(f"tensor {name} of {kind.name} has shape {shape}")
         return name, shape, kind, offset

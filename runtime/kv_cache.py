@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -67,11 +67,12 @@ class SequenceKVCache:
     def __init__(
         self, num_layers: int, num_kv_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._shape = (num_layers, 2, num_kv_heads)
+        self._num_layers = num_layers
+        self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
         self._dtype = dtype
         self._device = device
-        self._buffers: dict[int, torch.Tensor] = {}
+        self._rooms: dict[int, _Room] = {}
 
     def add(self, sequence_id: int, capacity_tokens: int) -> None:
         """Sets aside room for a sequence.
@@ -79,10 +80,12 @@ class SequenceKVCache:
         Raises:
             KVCacheError: The sequence has room already.
         """
-        if sequence_id in self._buffers:
+        if sequence_id in self._rooms:
             raise KVCacheError(f"sequence {sequence_id} is in the KV cache already")
-        shape = (*self._shape, capacity_tokens, self._head_dim)
-        self._buffers[sequence_id] = torch.empty(shape, dtype=self._dtype, device=self._device)
+        shape = (self._num_layers, 2, self._num_kv_heads, capacity_tokens, self._head_dim)
+        buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
+        layers = [(keys, values) for keys, values in (layer.unbind(0) for layer in buffer.unbind(0))]
+        self._rooms[sequence_id] = _Room(capacity_tokens, layers)
 
     def remove(self, sequence_id: int) -> None:
         """Frees a sequence's room.
@@ -90,14 +93,14 @@ class SequenceKVCache:
         Raises:
             KVCacheError: The sequence has none.
         """
-        if self._buffers.pop(sequence_id, None) is None:
+        if self._rooms.pop(sequence_id, None) is None:
             raise KVCacheError(f"sequence {sequence_id} is not in the KV cache")
 
     def __contains__(self, sequence_id: int) -> bool:
-        return sequence_id in self._buffers
+        return sequence_id in self._rooms
 
     def __len__(self) -> int:
-        return len(self._buffers)
+        return len(self._rooms)
 
     def write(self, layer: int, spans: Sequence[Span], keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores a batch's keys and values, [T, kv_heads, head_dim] each, at each span's positions.
@@ -105,11 +108,12 @@ class SequenceKVCache:
         Raises:
             KVCacheError: A sequence is not in the cache, or its room is too small.
         """
+        keys, values = keys.transpose(0, 1), values.transpose(0, 1)
         for span in spans:
-            buffer = self._buffer(span)[layer]
-            rows = slice(span.context_length, span.total_length)
-            buffer[0, :, rows] = keys[span.start : span.stop].transpose(0, 1)
-            buffer[1, :, rows] = values[span.start : span.stop].transpose(0, 1)
+            stored_keys, stored_values = self._room(span).layers[layer]
+            at, length = span.context_length, span.length
+            stored_keys.narrow(1, at, length).copy_(keys.narrow(1, span.start, length))
+            stored_values.narrow(1, at, length).copy_(values.narrow(1, span.start, length))
 
     def read(self, layer: int, span: Span, first: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns views of keys and values, [kv_heads, total_length − first, head_dim], of positions from ``first`` on.
@@ -117,15 +121,23 @@ class SequenceKVCache:
         Raises:
             KVCacheError: The sequence is not in the cache, or its room is too small.
         """
-        buffer = self._buffer(span)[layer]
-        return buffer[0, :, first : span.total_length], buffer[1, :, first : span.total_length]
+        keys, values = self._room(span).layers[layer]
+        length = span.total_length - first
+        return keys.narrow(1, first, length), values.narrow(1, first, length)
 
-    def _buffer(self, span: Span) -> torch.Tensor:
-        buffer = self._buffers.get(span.sequence_id)
-        if buffer is None:
+    def _room(self, span: Span) -> _Room:
+        room = self._rooms.get(span.sequence_id)
+        if room is None:
             raise KVCacheError(f"sequence {span.sequence_id} is not in the KV cache")
-        if span.total_length > buffer.shape[3]:
+        if span.total_length > room.capacity_tokens:
             raise KVCacheError(
-                f"sequence {span.sequence_id} needs {span.total_length} positions, its room has {buffer.shape[3]}"
+                f"sequence {span.sequence_id} needs {span.total_length} positions, its room has {room.capacity_tokens}"
             )
-        return buffer
+        return room
+
+
+class _Room(NamedTuple):
+    """One sequence's buffers: keys and values by layer, [kv_heads, capacity_tokens, head_dim] each."""
+
+    capacity_tokens: int
+    layers: list[tuple[torch.Tensor, torch.Tensor]]

@@ -164,13 +164,16 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelConfigError(f"hidden_act {raw['hidden_act']!r} is not supported; supported is 'silu'")
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelConfigError(f"quantization_config of method {method!r} is not supported; use unquantised weights")
+        raise ModelConfigError("quantization_config is not supported; use unquantised weights or a GGUF file")
+    if not isinstance(raw.get("rope_scaling") or raw.get("rope_parameters") or {}, dict):
+        raise ModelConfigError("rope_scaling and rope_parameters must be objects")
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
     # transformers 5 writes rope_parameters, with theta inside; before it was rope_scaling beside rope_theta.
     given = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    if any(isinstance(value, dict) for value in given.values()):
+        raise ModelConfigError(f"rope parameters by layer type ({', '.join(given)}) are not supported")
     rope_type = given.get("rope_type") or given.get("type") or "default"
     if rope_type not in _ROPE_TYPES:
         raise ModelConfigError(f"rope_type {rope_type!r} is not supported; supported are {', '.join(_ROPE_TYPES)}")

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed.model_rank_functions import (
+from default_model import DEFAULT_MODEL_PROMPTS, default_model_path
+from model_pipeline import ModelPipeline
+from model_rank_functions import (
     greedy_of_rank,
     linear_differences_of_rank,
     logits_of_rank,
     mixed_logits,
     stages_agree_on_rank,
 )
-from oracle.default_model import DEFAULT_MODEL_PROMPTS, default_model_path
-from oracle.model_pipeline import ModelPipeline
-from oracle.tiny_checkpoints import FAMILIES, write_tiny_checkpoint
 from ranks import run_ranks
+from tiny_checkpoints import FAMILIES, write_tiny_checkpoint
 
 from tp.group import TensorParallelGroup
 

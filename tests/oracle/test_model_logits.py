@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracle.default_model import DEFAULT_MODEL_PROMPTS, default_model_path
-from oracle.model_pipeline import ModelPipeline
-from oracle.tiny_checkpoints import FAMILIES, write_tiny_checkpoint
+from default_model import DEFAULT_MODEL_PROMPTS, default_model_path
+from model_pipeline import ModelPipeline
+from tiny_checkpoints import FAMILIES, write_tiny_checkpoint
 from transformers import AutoModelForCausalLM
 
 from runtime.batch import Chunk

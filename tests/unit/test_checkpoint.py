@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -13,14 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import dequantize, quantize
-from oracle.tiny_checkpoints import EOS_TOKEN_ID, FAMILIES, write_tiny_checkpoint, write_tiny_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tiny_checkpoints import EOS_TOKEN_ID, FAMILIES, write_tiny_checkpoint, write_tiny_gguf
 
 from runtime.checkpoint import open_checkpoint
 from runtime.checkpoint_layout import CheckpointError, required_tensors
 from runtime.gguf_checkpoint import GgufCheckpoint
+from runtime.model_config import RopeConfig
+from runtime.rope import inverse_frequencies
 from runtime.weights import WeightReader, resolve_dtype
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +45,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "num_key_value_heads": 2,
     }
     made["blocks"] = write_tiny_checkpoint(root / "blocks", "llama", seed=4, **wide)
+    write_tiny_gguf(made["blocks"] / "model.gguf", made["blocks"], GGMLQuantizationType.F32)
     return made
 
 
@@ -200,8 +206,11 @@ def test_faults_of_an_index(broken: Callable[[str], Path]) -> None:
         (lambda data: data[:300], "is not a whole GGUF file"),
         (lambda data: data[:6], "is not a whole GGUF file"),
         (lambda data: data[:4] + b"\0\0\0\3" + data[8:], "version 50331648 is not one of"),
-        (lambda data: data.replace(b"general.architecture", b"general.arch1tecture"), "is missing"),
-        (lambda data: data.replace(b"llama.block_count", b"llama.block_c0unt"), "'llama.block_count' is missing"),
+        (lambda data: data.replace(b"general.architecture", b"general.arch1tecture"), "architecture None is not"),
+        (
+            lambda data: data.replace(b"llama.block_count", b"llama.block_c0unt"),
+            "metadata llama.block_count is missing",
+        ),
         (lambda data: data.replace(b"blk.1.attn_q.weight", b"blk.1.attn_z.weight"), f"tensor {QUERY} of the llama"),
     ],
 )
@@ -211,3 +220,70 @@ def test_faults_of_a_gguf_file(
     file = write_tiny_gguf(tmp_path / "model.gguf", folders["blocks"], GGMLQuantizationType.Q8_0)
     file.write_bytes(change(file.read_bytes()))
     assert message in _refusal(file)
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_a_gguf_header_with_wrong_bytes_is_refused_or_read(
+    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "mutated.gguf"
+    original = (folders["blocks"] / "model.gguf").read_bytes()
+    header_bytes = original.index(b"output_norm.weight") + 60
+    mutated = bytearray(original)
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutated[data.draw(st.integers(0, header_bytes))] = data.draw(st.integers(0, 255))
+    file.write_bytes(mutated)
+    with contextlib.suppress(CheckpointError):
+        open_checkpoint(file)
+
+
+def _yarn(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(128)
+
+
+def _linear(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(2.0)
+
+
+def _divisors(writer: GGUFWriter) -> None:
+    llama3 = RopeConfig(rope_type="llama3", factor=8.0, original_max_position_embeddings=32)
+    plain, scaled = (inverse_frequencies(rope, 16)[0] for rope in (RopeConfig(), llama3))
+    writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy())
+
+
+@pytest.mark.parametrize(
+    ("add", "rope"),
+    [
+        (_linear, RopeConfig(rope_type="linear", factor=2.0)),
+        (_yarn, RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=128)),
+        (_divisors, RopeConfig(rope_type="llama3", factor=8.0, original_max_position_embeddings=32)),
+    ],
+)
+def test_rope_scaling_of_a_gguf_file(
+    folders: dict[str, Path], tmp_path: Path, add: Callable[[GGUFWriter], None], rope: RopeConfig
+) -> None:
+    file = write_tiny_gguf(tmp_path / "model.gguf", folders["blocks"], GGMLQuantizationType.F32, add)
+    got, expected = (inverse_frequencies(one, 16) for one in (open_checkpoint(file).config.rope, rope))
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-6, atol=0)
+    assert got[1] == pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda writer: writer.add_expert_count(8), "llama.expert_count 8 is not supported"),
+        (lambda writer: writer.add_sliding_window(128), "llama.attention.sliding_window 128 is not supported"),
+        (lambda writer: writer.add_uint16("split.count", 3), "the file is one of several parts"),
+        (lambda writer: writer.add_rope_dimension_count(8), "rope.dimension_count 8 is not supported"),
+        (lambda writer: writer.add_rope_scaling_type(RopeScalingType.LONGROPE), "rope.scaling.type 'longrope' is not"),
+        (lambda writer: writer.add_tensor("blk.0.attn_gate.weight", np.zeros(4, np.float32)), "is not part of a llama"),
+    ],
+)
+def test_models_in_gguf_that_cannot_run_are_named(
+    folders: dict[str, Path], tmp_path: Path, add: Callable[[GGUFWriter], None], message: str
+) -> None:
+    assert message in _refusal(write_tiny_gguf(tmp_path / "m.gguf", folders["blocks"], GGMLQuantizationType.F32, add))

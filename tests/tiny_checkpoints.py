@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +115,16 @@ def write_tiny_tokenizer(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN).save_pretrained(folder)
 
 
-def write_tiny_gguf(path: Path, folder: Path, kind: GGMLQuantizationType) -> Path:
+def write_tiny_gguf(
+    path: Path, folder: Path, kind: GGMLQuantizationType, add: Callable[[GGUFWriter], None] | None = None
+) -> Path:
     """Returns ``path``, holding the model in ``folder`` as llama.cpp's converter would write it.
 
     Args:
         path: The file to write.
         folder: A checkpoint in Hugging Face form.
         kind: How matrices are stored; vectors are float32.
+        add: Adds metadata or tensors of its own.
     """
     checkpoint = open_checkpoint(folder)
     config, reader = checkpoint.config, WeightReader(checkpoint)
@@ -136,6 +140,8 @@ def write_tiny_gguf(path: Path, folder: Path, kind: GGMLQuantizationType) -> Pat
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_eos_token_id(EOS_TOKEN_ID)
+    if add is not None:
+        add(writer)
     short = {long: name for name, long in _NAMES.items()}
     for name in required_tensors(config):
         values = reader.read(name).float().numpy()

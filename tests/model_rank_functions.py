@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from oracle.model_pipeline import ModelPipeline
+from model_pipeline import ModelPipeline
 
 from launch.groups import build_groups
 from runtime.batch import Chunk
