@@ -41,15 +41,15 @@ class MaskFiller:
             masks: int32 [R, mask_words] on the CPU; bits of ids at or beyond vocab_size are 0.
             seconds: One a row.
         """
-        masks = torch.zeros((len(matchers), self._row_words), dtype=torch.int32)
+        # An engine may leave words untouched where it has no constraint; padding is never allowed.
+        masks = torch.full((len(matchers), self._row_words), _UNCONSTRAINED, dtype=torch.int32)
+        masks[:, self._filled_words :] = 0
         seconds: list[float] = []
         for row, matcher in enumerate(matchers):
             start = time.perf_counter()
-            words = masks[row, : self._filled_words]
-            words.fill_(_UNCONSTRAINED)  # what an engine leaves untouched where it has no constraint
-            matcher.fill(words)
-            words[-1] &= self._last_word
+            matcher.fill(masks[row, : self._filled_words])
             seconds.append(time.perf_counter() - start)
+        masks[:, self._filled_words - 1] &= self._last_word
         return masks, seconds
 
 

@@ -82,11 +82,40 @@ def gguf_vocabulary(path: Path) -> GrammarVocabulary:
     )
 
 
+class Speller:
+    """Spells texts in a byte-level vocabulary, the longest token first: valid ids, if not those of its tokenizer."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        tokens = vocabulary.text_tokens()
+        self._ids = {token: token_id for token_id, token in enumerate(tokens) if token}
+        self._longest = max(map(len, self._ids))
+        visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        hidden = [byte for byte in range(256) if byte not in visible]
+        self._characters = {byte: chr(byte) for byte in visible}
+        self._characters |= {byte: chr(256 + index) for index, byte in enumerate(hidden)}
+
+    def ids(self, text: str) -> list[int]:
+        """Returns ids that spell ``text``."""
+        spelled = "".join(self._characters[byte] for byte in text.encode())
+        ids: list[int] = []
+        while spelled:
+            lengths = range(min(self._longest, len(spelled)), 0, -1)
+            length = next(length for length in lengths if spelled[:length] in self._ids)
+            ids.append(self._ids[spelled[:length]])
+            spelled = spelled[length:]
+        return ids
+
+
 def allowed_ids(row: torch.Tensor, offset: int = 0) -> list[int]:
     """Returns the ids whose bits are set in a row of mask words, the first word holding ids from ``offset`` on."""
     words = row.numpy().view(np.uint32)
     bits = (words[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     return [offset + int(index) for index in np.nonzero(bits.reshape(-1))[0]]
+
+
+def is_allowed(row: torch.Tensor, token_id: int) -> bool:
+    """Returns whether an id's bit is set in a whole row of mask words."""
+    return bool(int(row[token_id // 32]) >> (token_id % 32) & 1)
 
 
 def encode(text: str) -> Sequence[int]:

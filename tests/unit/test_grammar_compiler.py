@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-import torch
-from grammars import small_vocabulary
+from grammars import END, allowed_ids, encode, small_vocabulary
 
 from grammar_sync.backend import CompileError, Matcher
 from grammar_sync.compiler import CompileOutcome, CompilerError, Failed, Pending, Ready, ThreadedGrammarCompiler
+from grammar_sync.masks import MaskFiller
 from grammar_sync.spec import GrammarSpec, parse_grammar
-from grammar_sync.xgrammar_backend import XGrammarBackend, choice_grammar, one_line
+from grammar_sync.xgrammar_backend import XGrammarBackend, one_line
 
 VOCABULARY = small_vocabulary()
 PATIENCE_S = 20.0
@@ -231,6 +235,29 @@ def test_close_drops_what_waits_and_takes_no_more(held: FakeBackend) -> None:
         compiler.submit(regex("more"))
 
 
+def test_a_compile_that_runs_does_not_keep_the_process() -> None:
+    """A compile cannot be stopped, so the process must be able to end without it."""
+    root = Path(__file__).resolve().parents[2]
+    code = """
+import threading
+from grammars import small_vocabulary
+from grammar_sync.compiler import ThreadedGrammarCompiler
+from grammar_sync.spec import GrammarSpec
+class Endless:
+    def compile(self, spec):
+        running.set()
+        threading.Event().wait(300)
+running = threading.Event()
+compiler = ThreadedGrammarCompiler(small_vocabulary(), backend=Endless())
+compiler.submit(GrammarSpec("regex", "a"))
+assert running.wait(60)
+compiler.close()
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_misuse_is_an_error() -> None:
     compiler = ThreadedGrammarCompiler(VOCABULARY, backend=FakeBackend())
     with pytest.raises(CompilerError, match="poll"):
@@ -291,25 +318,8 @@ def test_messages_are_trimmed() -> None:
 def test_a_choice_is_exactly_its_texts(backend: XGrammarBackend, text: str) -> None:
     spec = parse_grammar({"choice": ["other", text]})
     assert spec is not None
-    compiled = backend.compile(spec)
-    ids = VOCABULARY.tokens
-    assert isinstance(choice_grammar([text]), str)
-    matcher = compiled.new_matcher()
-    words = torch.zeros(-(-len(ids) // 32), dtype=torch.int32)
-    for byte_token in _byte_tokens(text):
-        assert matcher.accept(byte_token)
-    matcher.fill(words)
-    assert words[0] == 1, "only the stop token, id 0, is left"
-    assert not words[1:].any()
-
-
-def _byte_tokens(text: str) -> list[int]:
-    # The trained merges do not matter: every byte has its own token right after the three special ones, by alphabet.
-    from_byte = {byte: VOCABULARY.tokens.index(character) for byte, character in _byte_level_table().items()}
-    return [from_byte[byte] for byte in text.encode()]
-
-
-def _byte_level_table() -> dict[int, str]:
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(hidden)}
+    matcher = backend.compile(spec).new_matcher()
+    for token_id in encode(text):
+        assert matcher.accept(token_id)
+    masks, _ = MaskFiller(VOCABULARY).fill([matcher])
+    assert allowed_ids(masks[0]) == [END]
