@@ -12,6 +12,9 @@ from model_pipeline import ModelPipeline
 
 from launch.groups import build_groups
 from runtime.batch import Chunk
+from runtime.checkpoint import open_checkpoint
+from runtime.model import DecoderStage
+from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
 from tp.linear import ColumnParallelLinear, RowParallelLinear
 from tp.partition import even_run
@@ -66,3 +69,23 @@ def linear_differences_of_rank(rank: int, world_size: int) -> list[float]:
 def greedy_of_rank(rank: int, world_size: int, path: Path, prompts: list[list[int]]) -> list[list[int]]:
     group = build_groups(world_size, 1, timeout_s=60).tensor_parallel
     return ModelPipeline(path, group, pp_size=2).greedy(prompts, 16)
+
+
+class CountingReader(WeightReader):
+    """Counts the elements of the matrices it reads."""
+
+    matrix_elements = 0
+
+    def read(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
+        tensor = super().read(name, rows, columns)
+        self.matrix_elements += tensor.numel() if tensor.dim() == 2 else 0
+        return tensor
+
+
+def matrix_elements_of_rank(rank: int, world_size: int, folder: Path, layers: range) -> int:
+    """Returns how many elements of matrices this rank reads to load a stage."""
+    group = build_groups(world_size, 1, timeout_s=60).tensor_parallel
+    checkpoint = open_checkpoint(folder)
+    reader = CountingReader(checkpoint)
+    DecoderStage(checkpoint.config, reader, layers, group, dtype=torch.float32, device=torch.device("cpu"))
+    return reader.matrix_elements

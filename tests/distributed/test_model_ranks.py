@@ -13,12 +13,15 @@ from model_rank_functions import (
     greedy_of_rank,
     linear_differences_of_rank,
     logits_of_rank,
+    matrix_elements_of_rank,
     mixed_logits,
     stages_agree_on_rank,
 )
 from ranks import run_ranks
 from tiny_checkpoints import FAMILIES, write_tiny_checkpoint
 
+from runtime.checkpoint import open_checkpoint
+from runtime.checkpoint_layout import LM_HEAD, required_tensors
 from tp.group import TensorParallelGroup
 
 ATOL = 1e-4
@@ -27,7 +30,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"vocab_size": 4100},
     "qwen2": {},
-    "qwen3": {"vocab_size": 2048},
+    "qwen3": {"vocab_size": 4096},
 }
 
 
@@ -56,6 +59,16 @@ def test_stages_do_not_change_a_bit(folders: dict[str, Path]) -> None:
 def test_column_then_row_parallel_is_the_whole_product() -> None:
     for differences in run_ranks(linear_differences_of_rank, 3):
         assert differences == [0.0] * 15
+
+
+def test_ranks_read_each_matrix_once_between_them(folders: dict[str, Path]) -> None:
+    shapes = required_tensors(open_checkpoint(folders["qwen3"]).config)
+    sizes = {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
+    last = sum(size for name, size in sizes.items() if "layers.2." in name) + sizes[LM_HEAD]
+    for layers, expected in ((range(3), sum(sizes.values())), (range(2, 3), last)):
+        by_rank = run_ranks(matrix_elements_of_rank, 2, folders["qwen3"], layers)
+        assert sum(by_rank) == expected
+        assert max(by_rank) < 0.7 * expected
 
 
 @pytest.mark.model
