@@ -308,6 +308,20 @@ def test_a_bad_grammar_is_told_in_one_line(backend: XGrammarBackend, fields: dic
     assert len(text) <= 301
 
 
+def test_compiles_side_by_side_are_as_good_as_one_by_one(backend: XGrammarBackend) -> None:
+    specs = [GrammarSpec("regex", f"({i}|[a-z]{{1,{i}}})+x") for i in range(1, 40)]
+    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=8, backend=backend)
+    for spec in specs:
+        compiler.submit(spec)
+    filler = MaskFiller(VOCABULARY)
+    for spec in specs:
+        outcome = settled(compiler, spec)
+        assert isinstance(outcome, Ready)
+        beside, _ = filler.fill([outcome.compiled.new_matcher()])
+        alone, _ = filler.fill([backend.compile(spec).new_matcher()])
+        assert beside.tolist() == alone.tolist()
+
+
 def test_messages_are_trimmed() -> None:
     assert one_line("[06:12:49] /a/b.cc:179: Check failed: (x == y) is false: wrong\nshape\n") == "wrong shape"
     assert one_line("plain") == "plain"

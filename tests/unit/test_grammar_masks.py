@@ -17,17 +17,32 @@ from grammars import (
     small_tokenizer,
     small_vocabulary,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grammar_sync.backend import Matcher
 from grammar_sync.masks import MaskError, MaskExchange, MaskFiller
 from grammar_sync.spec import parse_grammar
-from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError
+from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError, VocabularyType
 from grammar_sync.xgrammar_backend import XGrammarBackend
 from pp.link import StageLink
 
 SIZE = small_tokenizer().get_vocab_size()
 ANY_TEXT: dict[str, object] = {"regex": r"(.|\n)*"}
 ASCII_IDS = {token_id for letter in range(32, 127) for token_id in encode(chr(letter))}
+
+
+class Lazy:
+    """A matcher that leaves the mask as it finds it: it has no constraint."""
+
+    def accept(self, token_id: int) -> bool:
+        return token_id >= 0
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def fill(self, words: torch.Tensor) -> None:
+        assert bool((words == -1).all()), "a mask is reset before it is filled"
 
 
 def matcher_of(vocabulary: GrammarVocabulary, fields: dict[str, object], text: str = "") -> Matcher:
@@ -77,16 +92,6 @@ def test_ids_beyond_tokenizer_or_head_are_never_allowed(vocab_size: int) -> None
 
 
 def test_an_engine_that_leaves_words_untouched_cannot_open_the_padding() -> None:
-    class Lazy:
-        def accept(self, token_id: int) -> bool:
-            return token_id >= 0
-
-        def is_terminated(self) -> bool:
-            return False
-
-        def fill(self, words: torch.Tensor) -> None:
-            """Has no constraint."""
-
     vocabulary = small_vocabulary(SIZE + 5)
     masks, _ = MaskFiller(vocabulary).fill([Lazy(), Lazy()])
     assert allowed_ids(masks[0]) == allowed_ids(masks[1]) == list(range(SIZE + 5))
@@ -104,6 +109,34 @@ def test_each_row_is_its_own_and_a_new_tensor_each_time() -> None:
     again, _ = filler.fill(matchers)
     assert torch.equal(masks, before), "a send may still hold the first rows"
     assert allowed_ids(again[0]) == list(encode("1"))
+
+
+@pytest.mark.parametrize("vocab_type", ["byte_fallback", "raw"])
+def test_other_ways_to_write_tokens(vocab_type: VocabularyType) -> None:
+    newline, space = ("<0x0A>", "▁a") if vocab_type == "byte_fallback" else ("\n", " a")
+    tokens = ["<s>", "</s>", "a", "b", newline, space]
+    vocabulary = GrammarVocabulary(tokens, vocab_type, len(tokens), (1,), frozenset({0, 1}))
+    spec = parse_grammar({"regex": r"a\n( a|b)"})
+    assert spec is not None
+    matcher = XGrammarBackend(vocabulary).compile(spec).new_matcher()
+    for expected, token_id in ([2], 2), ([4], 4), ([3, 5], 5), ([1], 1):
+        masks, _ = MaskFiller(vocabulary).fill([matcher])
+        assert allowed_ids(masks[0]) == expected
+        assert matcher.accept(token_id)
+    assert matcher.is_terminated()
+
+
+@settings(deadline=None, max_examples=60)
+@given(vocab_size=st.integers(1, 5000), rows=st.integers(0, 3), tp_size=st.integers(1, 64))
+def test_no_width_lets_padding_through(vocab_size: int, rows: int, tp_size: int) -> None:
+    vocabulary = GrammarVocabulary([""] * vocab_size, "raw", vocab_size, (0,))
+    masks, _ = MaskFiller(vocabulary).fill([Lazy()] * rows)
+    assert masks.shape == (rows, vocabulary.mask_words)
+    slices = [vocabulary.blocks.slice_of(rank, tp_size) for rank in range(tp_size)]
+    for row in masks:
+        assert [token_id for one in slices for token_id in allowed_ids(row[one.words], one.start)] == [
+            *range(vocab_size)
+        ]
 
 
 def test_no_rows() -> None:
