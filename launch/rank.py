@@ -11,7 +11,7 @@ from datetime import timedelta
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore
 
 from grammar_sync.compiler import ThreadedGrammarCompiler
 from launch.cli import UsageError

@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from launch.environment import RankEnvironment
 
@@ -47,7 +47,7 @@ def meet(store: Store, name: str, environment: RankEnvironment, timeout_s: float
         StartError: Some did not in ``timeout_s``; they are named.
     """
     keys = {rank: f"{name}/{rank}" for rank in range(environment.world_size)}
-    store.set(keys[environment.rank], b"1")
+    store.set(keys[environment.rank], "1")
     missing = set(keys)
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -10,4 +10,4 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_configure() -> None:
     """Lets the fork server that starts ranks import the project before it forks them."""
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "oracle")))
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
