@@ -60,7 +60,7 @@ class SliceReader:
         batch: SamplingBatchInfo,
         bans: torch.Tensor | None,
         mask_words: torch.Tensor | None,
-    ) -> SliceFacts:
+    ) -> tuple[torch.Tensor, SliceFacts]:
         """Adjusts the logits in place and returns what there is to know about this slice.
 
         Args:
@@ -68,6 +68,9 @@ class SliceReader:
             batch: The rows' parameters.
             bans: From ``active_bans``.
             mask_words: [B, Vs/32] int32, or None.
+
+        Returns:
+            The largest value of each run of 32 ids, [B, Vs/32] float32, and what the ranks exchange.
 
         Rows go tile by tile, so that what one stage wrote is still in the cache for the next.
         """
@@ -95,7 +98,7 @@ class SliceReader:
             values, ids = largest_values(logits, groups, truncated, self._candidates)
             values = torch.where(bad[truncated].unsqueeze(1), _NONE, values)
             ids += shape.start
-        return SliceFacts(
+        facts = SliceFacts(
             block_maxima.amax(dim=1),
             largest + shape.start,
             bad,
@@ -104,6 +107,7 @@ class SliceReader:
             values,
             ids,
         )
+        return groups, facts
 
     def _adjust_(
         self,

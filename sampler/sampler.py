@@ -7,6 +7,7 @@ row depends on that row alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -19,7 +20,7 @@ from sampler.exchange import SliceFacts, exchange, in_block_order
 from sampler.group import SliceGroup
 from sampler.philox import uniform_53
 from sampler.reader import SliceReader
-from sampler.search import Goal, find_thresholds
+from sampler.search import Found, Goal, find_thresholds
 from sampler.slices import VOCABULARY_BLOCKS, SliceShape, block_masses, blocks_of, weights_in_block
 from sampler.support import Decision, RowFilters, decide, pick, relative_weights
 
@@ -83,12 +84,14 @@ class _Step:
 
     Attributes:
         logits: [B, Vs] float32, this rank's slice after the adjustments.
+        groups: [B, Vs/32] float32, its largest value per run of 32 ids.
         facts: Of the whole vocabulary.
         reasons: [B] int64.
         sampled: [B] bool, rows that are drawn, neither INVALID nor greedy.
     """
 
     logits: torch.Tensor
+    groups: torch.Tensor
     facts: SliceFacts
     reasons: torch.Tensor
     sampled: torch.Tensor
@@ -209,7 +212,9 @@ class Sampler:
             weights = relative_weights(
                 values.unsqueeze(0), step.facts.maxima[row : row + 1], batch.temperature[row : row + 1]
             ).squeeze(0)
-            supports.append(RowSupport(RowStatus(int(_status(step.reasons)[row])), ids, weights / weights.sum()))
+            # Summed one after the other: a plain sum of one long row is split over threads.
+            total = weights.cumsum(dim=0)[-1:]
+            supports.append(RowSupport(RowStatus.INVALID if reason else RowStatus.OK, ids, weights / total))
         return supports
 
     def _begin(
@@ -222,10 +227,11 @@ class Sampler:
         """Adjusts the slice, reads it and exchanges what was found."""
         self._check(logits, batch, positions, mask_words)
         bans = self._reader.active_bans(batch, positions, mask_words)
-        facts = exchange(self._group, self._reader.read_(logits, batch, bans, mask_words))
+        groups, own = self._reader.read_(logits, batch, bans, mask_words)
+        facts = exchange(self._group, own)
         empty = torch.where(facts.maxima == _NONE, int(RowReason.EMPTY_SUPPORT), int(RowReason.NONE))
         reasons = torch.where(facts.bad, int(RowReason.NON_FINITE), empty)
-        return _Step(logits, facts, reasons, (reasons == 0) & ~batch.greedy)
+        return _Step(logits, groups, facts, reasons, (reasons == 0) & ~batch.greedy)
 
     def _check(
         self,
@@ -297,28 +303,46 @@ class Sampler:
             return rows, step.logits.new_empty(0)
         filters = truncated.filters.take(places)
         total = self._total_mass(step, batch, rows)
-        columns = (filters.top_k, filters.top_p, step.facts.maxima[rows], batch.temperature[rows], total)
-        goals = [
-            Goal(maximum=maximum, temperature=temperature, total=mass, top_k=top_k, top_p=top_p)
-            for top_k, top_p, maximum, temperature, mass in zip(*(column.tolist() for column in columns), strict=True)
-        ]
-        slices = list(step.logits[rows].unbind(0))
-        renormalised = [place for place, flag in enumerate(filters.renormalised.tolist()) if flag]
-        by_k = find_thresholds(
-            self._group,
-            [slices[place] for place in renormalised],
-            [replace(goals[place], top_p=float("inf")) for place in renormalised],
+        columns = (
+            step.facts.maxima[rows],
+            batch.temperature[rows],
+            total,
+            filters.top_k,
+            filters.top_p,
+            filters.lowest,
         )
-        for place, found in zip(renormalised, by_k, strict=True):
+        goals = [
+            Goal(maximum=maximum, temperature=temperature, total=mass, top_k=top_k, top_p=top_p, mass=mass, floor=low)
+            for maximum, temperature, mass, top_k, top_p, low in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+        # top_p within S_k: first S_k alone, for its mass.
+        renormalised = filters.renormalised.nonzero().squeeze(1).tolist()
+        by_k = [replace(goals[place], top_p=float("inf"), floor=_NONE) for place in renormalised]
+        for place, found in zip(renormalised, self._find(step, rows[renormalised], by_k), strict=True):
             goals[place] = replace(goals[place], mass=found.mass)
         limited = [place for place, goal in enumerate(goals) if min(goal.top_k, goal.top_p) < float("inf")]
-        results = find_thresholds(
-            self._group, [slices[place] for place in limited], [goals[place] for place in limited]
-        )
         thresholds = _round_up(filters.lowest)
+        results = self._find(step, rows[limited], [self._floored(goals[place]) for place in limited])
         for place, found in zip(limited, results, strict=True):
             thresholds[place] = thresholds[place].clamp_min(found.threshold)
         return rows, thresholds
+
+    def _find(self, step: _Step, rows: torch.Tensor, goals: list[Goal]) -> list[Found]:
+        slices = [step.logits[row] for row in rows.tolist()]
+        groups = [step.groups[row] for row in rows.tolist()]
+        return find_thresholds(self._group, slices, groups, goals)
+
+    def _floored(self, goal: Goal) -> Goal:
+        """Returns the goal with the floor that its top_p implies.
+
+        Were all ids of the vocabulary at that value, they would hold half of what top_p leaves out.
+        """
+        if goal.top_p >= 1:
+            return goal
+        left_out = (1.0 - goal.top_p) * goal.mass / 2.0
+        return replace(
+            goal, floor=max(goal.floor, goal.maximum + goal.temperature * math.log(left_out / self._vocab_size))
+        )
 
     def _draw_wide(
         self, step: _Step, batch: SamplingBatchInfo, rows: torch.Tensor, floors: torch.Tensor, uniform: torch.Tensor
