@@ -4,9 +4,15 @@ The role decides what is imported: the front side stays light (no torch), a rank
 """
 
 import os
+import signal
 import sys
 
+from launch.environment import AGENT_PID
+from launch.parent_death import die_with_parent
+
 if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
+    # Before the imports that take seconds: an agent that is killed meanwhile must leave no orphan.
+    die_with_parent(signal.SIGKILL, os.environ.get(AGENT_PID))
     from launch.rank_main import main
 else:
     from launch.front_main import main

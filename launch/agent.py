@@ -11,21 +11,22 @@ import signal
 import sys
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import parse_args, run
-
 from launch.environment import AGENT_PID, FRONT_PID, RUN_FOLDER
 from launch.exit_codes import ExitCode
 from launch.parent_death import die_with_parent
 from launch.run_folder import RankReport, RunFolder
 
+if FRONT_PID in os.environ:
+    # Before the imports that take seconds: a front side that is killed meanwhile must leave no orphan.
+    die_with_parent(signal.SIGTERM, os.environ[FRONT_PID])
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import parse_args, run
+
 
 def main(argv: list[str]) -> int:
     """Runs the node's ranks; returns the exit code."""
-    front_pid = os.environ.get(FRONT_PID)
-    if front_pid is not None:
-        die_with_parent(signal.SIGTERM, int(front_pid))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ[AGENT_PID] = str(os.getpid())
     arguments = parse_args(argv)

@@ -36,11 +36,15 @@ class RanksFailedError(RuntimeError):
 
 
 class Engine(Protocol):
-    """What a front side needs of an engine."""
+    """What a front side needs of an engine.
 
-    @property
-    def socket(self) -> FrontSocket:
-        """Where to send requests and receive tokens."""
+    Attributes:
+        socket: Where to send requests and receive tokens.
+        is_ready: Whether the leader said that all ranks are up.
+    """
+
+    socket: FrontSocket
+    is_ready: bool
 
     def check(self) -> None:
         """Returns if the ranks live; raises RanksFailedError otherwise."""
@@ -65,7 +69,7 @@ class StartedEngine:
         except BaseException:
             self._folder.remove()
             raise
-        self._ready = False
+        self.is_ready = False
 
     def check(self) -> None:
         """Returns if the ranks live; raises RanksFailedError otherwise."""
@@ -79,8 +83,11 @@ class StartedEngine:
         raise RanksFailedError(message, code if code > 0 else ExitCode.RANK_FAILED)
 
     def stop(self) -> None:
-        """Asks the ranks to leave, then ends them: done within five seconds."""
-        if self._agent.poll() is None:
+        """Asks the ranks to leave, then ends them: done within five seconds.
+
+        Ranks that are still starting do not listen yet and are ended at once.
+        """
+        if self._agent.poll() is None and self.is_ready:
             self.socket.send([Shutdown()])
             self._wait(_GRACE_S)
         if self._agent.poll() is None:
@@ -89,7 +96,7 @@ class StartedEngine:
         if self._agent.poll() is None:
             self._agent.kill()
             self._agent.wait()
-        self.socket.close()
+        self.socket.close(undelivered_s=0)
         self._folder.remove()
 
     def _wait(self, limit_s: float) -> None:
@@ -118,6 +125,7 @@ class AttachedEngine:
     def __init__(self, endpoint: str) -> None:
         self._folder = RunFolder(Path(endpoint.removeprefix("ipc://")).parent)
         self.socket = FrontSocket(endpoint)
+        self.is_ready = False
         self._leader_pid = os.getppid()
 
     def check(self) -> None:
@@ -142,6 +150,7 @@ def wait_until_ready(engine: Engine, timeout_s: float) -> EngineReady:
     while time.monotonic() < deadline_s:
         for message in engine.socket.receive(_POLL_S):
             if isinstance(message, EngineReady):
+                engine.is_ready = True
                 return message
         engine.check()
     raise RanksFailedError(f"the ranks were not ready in {timeout_s:g} s", ExitCode.START_FAILED)

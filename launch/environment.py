@@ -38,7 +38,6 @@ class RankEnvironment:
         agent_has_store: Whether torchrun's agent keeps the store.
         attempt: How often torchrun restarted the ranks.
         run_folder: The front side's folder; None when torchrun was started by hand.
-        agent_pid: Whose child this rank must be; None when torchrun was started by hand.
     """
 
     rank: int
@@ -50,7 +49,6 @@ class RankEnvironment:
     agent_has_store: bool
     attempt: int
     run_folder: Path | None
-    agent_pid: int | None
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RankEnvironment:
@@ -59,7 +57,6 @@ class RankEnvironment:
         Raises:
             RankEnvironmentError: A variable is missing or no number.
         """
-        agent_pid = environ.get(AGENT_PID)
         return cls(
             rank=_number(environ, "RANK"),
             world_size=_number(environ, "WORLD_SIZE"),
@@ -70,7 +67,6 @@ class RankEnvironment:
             agent_has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             run_folder=Path(environ[RUN_FOLDER]) if RUN_FOLDER in environ else None,
-            agent_pid=None if agent_pid is None else int(agent_pid),
         )
 
 

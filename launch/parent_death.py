@@ -10,7 +10,7 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(sig: signal.Signals, parent_pid: int | None = None) -> None:
+def die_with_parent(sig: signal.Signals, parent_pid: str | None = None) -> None:
     """Asks the kernel to send ``sig`` to this process when its parent ends.
 
     Args:
@@ -20,5 +20,5 @@ def die_with_parent(sig: signal.Signals, parent_pid: int | None = None) -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
-    if parent_pid is not None and os.getppid() != parent_pid:
+    if parent_pid is not None and str(os.getppid()) != parent_pid:
         os._exit(128 + sig)

@@ -13,7 +13,6 @@ from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
 from launch.options import GenerateCommand
-from launch.parent_death import die_with_parent
 from launch.rank import Rank
 from launch.run_folder import RankReport, RunFolder
 from launch.start_barrier import StartError
@@ -40,7 +39,6 @@ def main(argv: list[str] | None = None) -> int:
     if not isinstance(command, GenerateCommand):
         print("lockstep: only 'generate' runs under torchrun", file=sys.stderr)  # noqa: T201
         return ExitCode.USAGE
-    die_with_parent(signal.SIGKILL, environment.agent_pid)
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
     rank = Rank(command.engine, environment, arguments)
     try:

@@ -14,7 +14,7 @@ import zmq
 
 from runtime.messages import ClientMessage, EngineMessage
 
-_LINGER_MS = 2000
+_UNDELIVERED_S = 2.0
 
 
 class ClientSocketError(RuntimeError):
@@ -46,9 +46,9 @@ class FrontSocket:
         """Returns what the leader sent, in order; empty when nothing came in ``timeout_s``."""
         return [message for frame in _frames(self._socket, timeout_s) for message in self._decoder.decode(frame)]
 
-    def close(self) -> None:
-        """Closes the socket; messages not yet delivered are given two seconds."""
-        self._socket.close()
+    def close(self, undelivered_s: float = _UNDELIVERED_S) -> None:
+        """Closes the socket; messages not yet delivered are given ``undelivered_s``."""
+        self._socket.close(linger=round(undelivered_s * 1000))
         self._context.term()
 
 
@@ -76,7 +76,7 @@ class LeaderSocket:
     def receive(self, timeout_s: float) -> list[ClientMessage]:
         """Returns what the front sent, in order; empty when nothing came in ``timeout_s`` or ``wake`` was called."""
         if timeout_s > 0:
-            ready = dict(self._poller.poll(timeout_s * 1000))
+            ready = dict(self._poller.poll(round(timeout_s * 1000)))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
         return [message for frame in _frames(self._socket, 0) for message in self._decoder.decode(frame)]
@@ -87,7 +87,7 @@ class LeaderSocket:
 
     def close(self) -> None:
         """Closes the socket; messages not yet delivered are given two seconds."""
-        self._socket.close()
+        self._socket.close(linger=round(_UNDELIVERED_S * 1000))
         self._context.term()
         os.close(self._wake)
 
@@ -95,14 +95,13 @@ class LeaderSocket:
 def _dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
-    socket.setsockopt(zmq.LINGER, _LINGER_MS)
     return socket
 
 
 def _frames(socket: zmq.Socket[bytes], timeout_s: float) -> list[bytes]:
     """Returns every frame that is there, after waiting up to ``timeout_s`` for the first."""
     frames: list[bytes] = []
-    if timeout_s > 0 and not socket.poll(timeout_s * 1000):
+    if timeout_s > 0 and not socket.poll(round(timeout_s * 1000)):
         return frames
     while True:
         try:

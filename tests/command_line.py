@@ -1,0 +1,147 @@
+"""Runs the real command line as a user does, and shows that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCKSTEP = (sys.executable, "-m", "launch")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+_MARK = "LOCKSTEP_TEST_MARK"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns stdout as JSONL."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+    @property
+    def message(self) -> str:
+        """The last line of stderr."""
+        return self.stderr.strip().splitlines()[-1] if self.stderr.strip() else ""
+
+
+class Running:
+    """A command that runs, with all its descendants, in a temporary folder of its own."""
+
+    def __init__(self, command: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._mark = str(folder)
+        self._stdout = folder / "stdout"
+        self._stderr = folder / "stderr"
+        self._started_s = time.monotonic()
+        with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    **environ,
+                    _MARK: self._mark,
+                    "TMPDIR": str(folder / "tmp"),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    def family(self) -> list[psutil.Process]:
+        """Returns every live process that this command started, however it is related now."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """Returns the live ranks by global rank."""
+        found = {}
+        for process in self.family():
+            try:
+                environ = process.environ()
+                if "RANK" in environ and "launch.agent" not in process.cmdline():
+                    found[int(environ["RANK"])] = process
+            except psutil.Error:
+                continue
+        return found
+
+    def wait(self, timeout_s: float) -> Outcome:
+        """Returns how the command ended."""
+        code = self.process.wait(timeout_s)
+        seconds = time.monotonic() - self._started_s
+        return Outcome(code, self._stdout.read_text(), self._stderr.read_text(), seconds)
+
+    def interrupt(self, sig: signal.Signals, timeout_s: float) -> tuple[Outcome, float]:
+        """Sends a signal to the command alone; returns how it ended and how many seconds that took."""
+        began_s = time.monotonic()
+        self.process.send_signal(sig)
+        outcome = self.wait(timeout_s)
+        return outcome, time.monotonic() - began_s
+
+    def wait_for_output(self, text: str, timeout_s: float) -> None:
+        """Returns when stdout holds ``text``."""
+        wait_until(lambda: text in self._stdout.read_text(), timeout_s, f"stdout to hold {text!r}")
+
+    def check_nothing_left(self, timeout_s: float = 2.0) -> None:
+        """Fails when a process, a socket file or a folder of the command is left."""
+        wait_until(lambda: not self.family(), timeout_s, f"these processes to end: {self.family()}")
+        left = sorted(str(path.relative_to(self.folder)) for path in (self.folder / "tmp").rglob("*"))
+        assert left == [], f"left in the temporary folder: {left}"
+
+
+def wait_until(condition: Any, timeout_s: float, what: str) -> None:
+    """Returns when ``condition()`` holds; fails when it does not in ``timeout_s``."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {timeout_s:g} s for {what}"
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(*command: str, environ: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """Runs a command; whatever happens, none of its processes survives this."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-test-") as name:
+        folder = Path(name)
+        (folder / "tmp").mkdir()
+        shared_memory = set(Path("/dev/shm").iterdir())
+        command_running = Running(command, folder, environ or {})
+        try:
+            yield command_running
+            assert set(Path("/dev/shm").iterdir()) <= shared_memory
+        finally:
+            for process in command_running.family():
+                process.kill()
+            command_running.process.wait(10)
+
+
+def run(*command: str, timeout_s: float = 120.0, environ: Mapping[str, str] | None = None) -> Outcome:
+    """Returns how a command ended, after showing that it left nothing behind."""
+    with running(*command, environ=environ) as started:
+        outcome = started.wait(timeout_s)
+        started.check_nothing_left()
+        return outcome

@@ -1,0 +1,161 @@
+"""Every way a run can end: the documented exit code, one line that says why, in bounded time, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from command_line import LOCKSTEP, run, running, wait_until
+from tiny_checkpoints import write_tiny_checkpoint
+
+from launch.exit_codes import ExitCode
+
+CLEAN_S = 5.0
+RAISE_S = 10.0
+START_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama"))
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> str:
+    """Returns an input whose first request ends at once and whose others run for minutes."""
+    lines = [{"prompt": "a", "max_tokens": 1}, *({"prompt": "b", "max_tokens": 480, "ignore_eos": True},) * 400]
+    path = tmp_path / "input.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("sig", "code", "message"),
+    [
+        (signal.SIGINT, ExitCode.INTERRUPTED, "lockstep: interrupted"),
+        (signal.SIGTERM, ExitCode.TERMINATED, "lockstep: terminated"),
+    ],
+)
+def test_signal_while_generating(tiny: str, endless: str, sig: signal.Signals, code: int, message: str) -> None:
+    command = (
+        *LOCKSTEP,
+        "generate",
+        "--model",
+        tiny,
+        "--tp",
+        "2",
+        "--pp",
+        "2",
+        "--input",
+        endless,
+        "--max-num-seqs",
+        "2",
+    )
+    with running(*command) as started:
+        started.wait_for_output('"line-1"', START_S)
+        assert sorted(started.ranks()) == [0, 1, 2, 3]
+        outcome, seconds = started.interrupt(sig, 30)
+        assert outcome.returncode == code
+        assert outcome.message == message
+        assert seconds <= CLEAN_S
+        started.check_nothing_left()
+
+
+def test_signal_while_ranks_start(tiny: str) -> None:
+    with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "hello") as started:
+        wait_until(started.ranks, START_S, "a rank to start")
+        outcome, seconds = started.interrupt(signal.SIGINT, 30)
+        assert outcome.returncode == ExitCode.INTERRUPTED
+        assert outcome.message == "lockstep: interrupted"
+        assert seconds <= CLEAN_S
+        started.check_nothing_left()
+
+
+def test_front_side_killed(tiny: str, endless: str) -> None:
+    """Nobody is left to clean up the folder, but no process may outlive the front side."""
+    with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
+        started.wait_for_output('"line-1"', START_S)
+        started.process.kill()
+        started.process.wait(10)
+        wait_until(lambda: not started.family(), CLEAN_S, "all processes to end")
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_rank_killed(tiny: str, endless: str, victim: int) -> None:
+    with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--pp", "2", "--input", endless) as started:
+        started.wait_for_output('"line-1"', START_S)
+        started.ranks()[victim].send_signal(signal.SIGKILL)
+        outcome = started.wait(RAISE_S)
+        assert outcome.returncode == ExitCode.RANK_FAILED
+        assert outcome.message == f"lockstep: rank {victim} failed at run: killed by SIGKILL"
+        started.check_nothing_left()
+
+
+RAISING = """
+import os, runtime.model as model
+init = model.DecoderStage.__init__
+def raising(self, *args, **kwargs):
+    if os.environ.get("RANK") == "{rank}":
+        raise {error}
+    init(self, *args, **kwargs)
+model.DecoderStage.__init__ = raising
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [("RuntimeError('the device is on fire')", "the device is on fire"), ("MemoryError()", "MemoryError")],
+)
+def test_rank_raises_at_start(tiny: str, tmp_path: Path, rank: int, error: str, text: str) -> None:
+    """A rank that raises while it loads ends the others, and is the one that is named."""
+    (tmp_path / "raising.py").write_text(RAISING.format(rank=rank, error=error))
+    (tmp_path / "sitecustomize.py").write_text("import os\nif 'RANK' in os.environ:\n    import raising\n")
+    root = Path(__file__).resolve().parents[2]
+    environ = {"PYTHONPATH": f"{tmp_path}:{root}"}
+    with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--pp", "2", "hi", environ=environ) as started:
+        wait_until(lambda: len(started.ranks()) == 4, START_S, "all ranks to start")
+        outcome = started.wait(START_S)
+        stage, tp_rank = divmod(rank, 2)
+        assert outcome.returncode == ExitCode.START_FAILED
+        assert outcome.message == (
+            f"lockstep: rank {rank} (stage {stage}, tensor-parallel rank {tp_rank}) failed at start: {text}"
+        )
+        started.check_nothing_left()
+
+
+def test_model_path_that_does_not_exist() -> None:
+    outcome = run(*LOCKSTEP, "generate", "--model", "/no/such/model", "hi", timeout_s=CLEAN_S)
+    assert outcome.returncode == ExitCode.USAGE
+    assert outcome.stderr == "lockstep: /no/such/model does not exist\n"
+    assert outcome.stdout == ""
+
+
+def test_tp_size_larger_than_the_model_allows(tiny: str) -> None:
+    outcome = run(*LOCKSTEP, "generate", "--model", tiny, "--tp", "10", "hi", timeout_s=CLEAN_S)
+    assert outcome.returncode == ExitCode.USAGE
+    assert len(outcome.stderr.splitlines()) == 1
+    assert "10" in outcome.message
+    assert "9" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--pp", "9", "hi"), "9"),
+        (("--pp", "2", "--pp-layers", "1,1", "hi"), "[1, 1]"),
+        (("--pp", "2", "--pp-layers", "x", "hi"), "--pp-layers"),
+        (("--input", "/no/such/file.jsonl"), "/no/such/file.jsonl"),
+        (("--json-schema", "{", "hi"), "--json-schema"),
+        (("--nnodes", "2", "hi"), "--rdzv-endpoint"),
+        (("--dtype", "float8", "hi"), "--dtype"),
+        ((), "--input"),
+    ],
+)
+def test_wrong_usage(tiny: str, arguments: tuple[str, ...], named: str) -> None:
+    outcome = run(*LOCKSTEP, "generate", "--model", tiny, *arguments, timeout_s=CLEAN_S)
+    assert outcome.returncode == ExitCode.USAGE
+    assert len(outcome.stderr.splitlines()) == 1
+    assert named in outcome.message
