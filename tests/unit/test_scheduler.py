@@ -1,0 +1,496 @@
+"""The replicated scheduler under random histories: what must hold after every step, and what is left at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from grammar_sync.agreement import GrammarFailure, Verdict
+from grammar_sync.spec import GrammarSpec
+from runtime.messages import AddSequence, ErrorInfo
+from runtime.plan import PlanDigest, PlanRow, StepPlan
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.sequence import Sequence, SequenceState
+from sampler.params import SamplingParams
+
+EOS = 1
+GRAMMAR = GrammarSpec("regex", "a+")
+
+
+def action(
+    sequence_id: int,
+    prompt_tokens: int = 3,
+    max_tokens: int = 2,
+    *,
+    constrained: bool = False,
+    **params: Any,
+) -> AddSequence:
+    return AddSequence(
+        sequence_id=sequence_id,
+        choice=0,
+        prompt_token_ids=list(range(10, 10 + prompt_tokens)),
+        max_tokens=max_tokens,
+        params=SamplingParams(**params),
+        seed=0,
+        grammar=GRAMMAR if constrained else None,
+    )
+
+
+def scheduler_of(
+    *, max_num_seqs: int = 8, max_batch_tokens: int = 64, kv_cache_tokens: int = 1000, in_flight_steps: int = 1
+) -> Scheduler:
+    limits = SchedulerLimits(
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+        kv_cache_tokens=kv_cache_tokens,
+        in_flight_steps=in_flight_steps,
+    )
+    return Scheduler(limits, [EOS])
+
+
+def add(scheduler: Scheduler, *actions: AddSequence) -> None:
+    for one in actions:
+        scheduler.add(Sequence.from_action(one))
+
+
+def ids_of(plan: StepPlan) -> list[int]:
+    return [row.sequence_id for row in plan.rows]
+
+
+def commit(scheduler: Scheduler, plan: StepPlan, token_id: int = 5) -> list[int]:
+    count = len(plan.sampling_rows)
+    return [sequence.sequence_id for sequence in scheduler.commit(plan, [token_id] * count, [None] * count)]
+
+
+def run_to_the_end(scheduler: Scheduler, *, first_step: int = 1, limit: int = 500) -> list[int]:
+    """Runs with one step in flight until nothing is left to run; returns the order in which sequences were released."""
+    released: list[int] = []
+    for step in range(first_step, first_step + limit):
+        if not scheduler.has_work:
+            return released
+        commit(scheduler, scheduler.plan(step))
+        released += [sequence.sequence_id for sequence in scheduler.release_finished()]
+    raise AssertionError(f"still at work after {limit} steps")
+
+
+def assert_empty(scheduler: Scheduler) -> None:
+    assert not scheduler.has_work
+    assert scheduler.waiting_for_grammar == ()
+    assert (scheduler._sequences, scheduler._waiting, scheduler._running) == ({}, {}, {})
+    assert scheduler._kv_tokens == 0
+
+
+class SchedulerHistory(RuleBasedStateMachine):
+    """Two replicas that are fed the same, run as the step loop runs them, with every promise checked on the way."""
+
+    @initialize(
+        max_num_seqs=st.integers(1, 4),
+        max_batch_tokens=st.integers(1, 9),
+        kv_cache_tokens=st.integers(12, 40),
+        in_flight_steps=st.integers(1, 4),
+    )
+    def begin(self, max_num_seqs: int, max_batch_tokens: int, kv_cache_tokens: int, in_flight_steps: int) -> None:
+        self.limits = SchedulerLimits(max_num_seqs, max_batch_tokens, kv_cache_tokens, in_flight_steps)
+        self.replicas = [Scheduler(self.limits, [EOS]) for _ in range(2)]
+        self.flights: deque[StepPlan] = deque()
+        self.step = 0
+        self.next_id = 0
+        self.computed: dict[int, int] = {}
+        self.finished: set[int] = set()
+        self.reported: set[int] = set()
+        self.mirrors: dict[int, Sequence] = {}
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.replicas[0]
+
+    @rule(
+        prompt_tokens=st.integers(1, 8), max_tokens=st.integers(1, 4), constrained=st.booleans(), jump=st.integers(1, 3)
+    )
+    def arrive(self, prompt_tokens: int, max_tokens: int, constrained: bool, jump: int) -> None:
+        self.next_id += jump
+        one = action(self.next_id, prompt_tokens, max_tokens, constrained=constrained)
+        for replica in self.replicas:
+            add(replica, one)
+        self.mirrors[self.next_id] = self.scheduler[self.next_id]
+        self.computed[self.next_id] = 0
+
+    @rule(data=st.data(), reason=st.sampled_from(["abort", "error", "stop"]))
+    def end(self, data: st.DataObject, reason: Any) -> None:
+        sequence_id = data.draw(st.integers(0, self.next_id + 1))
+        ended = [replica.end(sequence_id, reason) for replica in self.replicas]
+        known = sequence_id in self.mirrors and sequence_id not in self.finished
+        assert [sequence is not None for sequence in ended] == [known, known]
+        if known:
+            assert self.mirrors[sequence_id].finish_reason == reason
+            self.finished.add(sequence_id)
+
+    @precondition(lambda self: self.scheduler.waiting_for_grammar)
+    @rule(data=st.data())
+    def agree(self, data: st.DataObject) -> None:
+        waiting = self.scheduler.waiting_for_grammar
+        outcome = data.draw(st.lists(st.sampled_from("rfw"), min_size=len(waiting), max_size=len(waiting)))
+        ready = tuple(one for one, what in zip(waiting, outcome, strict=True) if what == "r")
+        failed = tuple(
+            GrammarFailure(one, "no such rule") for one, what in zip(waiting, outcome, strict=True) if what == "f"
+        )
+        verdict = Verdict(self.step, ready, failed)
+        for replica in self.replicas:
+            ended = replica.apply(verdict)
+            assert [sequence.sequence_id for sequence in ended] == [failure.request_id for failure in failed]
+            assert all(sequence.error == ErrorInfo("grammar_error", "no such rule") for sequence in ended)
+        self.finished.update(failure.request_id for failure in failed)
+
+    @rule(data=st.data())
+    def run_step(self, data: st.DataObject) -> None:
+        self.step += 1
+        before = list(self.scheduler._waiting)
+        unreleased = self.finished - self.reported
+        idle = not self.flights and self.scheduler.has_work and not unreleased
+        plans = [replica.plan(self.step) for replica in self.replicas]
+        assert plans[0] == plans[1]
+        plan = plans[0]
+        self._check(plan, before)
+        assert plan.rows or not idle, "work is there, nothing is in flight, and nothing runs"
+        if plan.rows:
+            self.flights.append(plan)
+        while self.flights and (len(self.flights) == self.limits.in_flight_steps or not plan.rows):
+            self._commit(self.flights.popleft(), data)
+        self._release()
+
+    def _check(self, plan: StepPlan, waiting_before: list[int]) -> None:
+        assert plan.num_tokens <= self.limits.max_batch_tokens
+        assert len(set(ids_of(plan))) == len(plan.rows)
+        assert not {one for flight in self.flights for one in ids_of(flight)}.intersection(ids_of(plan))
+        admitted = [one for one in ids_of(plan) if one in waiting_before]
+        assert admitted == waiting_before[: len(admitted)], "a later arrival was admitted before an earlier one"
+        for row in plan.rows:
+            sequence = self.mirrors[row.sequence_id]
+            assert row.sequence_id not in self.finished
+            assert row.start == self.computed[row.sequence_id]
+            assert row.length >= 1
+            assert len(sequence.token_ids(row.start, row.length)) == row.length
+            self.computed[row.sequence_id] += row.length
+            assert row.samples == (self.computed[row.sequence_id] == sequence.num_tokens)
+            assert row.constrained == (row.samples and sequence.grammar is not None)
+
+    def _commit(self, plan: StepPlan, data: st.DataObject) -> None:
+        count = len(plan.sampling_rows)
+        outcomes = data.draw(st.lists(st.sampled_from([5, 6, 7, EOS, None]), min_size=count, max_size=count))
+        tokens = [-1 if outcome is None else outcome for outcome in outcomes]
+        errors = [ErrorInfo("sampling_error", "no token") if outcome is None else None for outcome in outcomes]
+        lengths = {row.sequence_id: self.mirrors[row.sequence_id].num_tokens for row in plan.rows}
+        live = [row.sequence_id for row in plan.sampling_rows if row.sequence_id not in self.finished]
+        for replica in self.replicas:
+            assert [sequence.sequence_id for sequence in replica.commit(plan, tokens, errors)] == live
+        for row, token_id in zip(plan.sampling_rows, tokens, strict=True):
+            sequence = self.mirrors[row.sequence_id]
+            grew = row.sequence_id in live and token_id >= 0
+            assert sequence.num_tokens == lengths[row.sequence_id] + grew
+            if sequence.state is SequenceState.FINISHED:
+                self.finished.add(row.sequence_id)
+
+    def _release(self) -> None:
+        released = [[sequence.sequence_id for sequence in replica.release_finished()] for replica in self.replicas]
+        assert released[0] == released[1]
+        assert self.finished.issuperset(released[0])
+        assert self.reported.isdisjoint(released[0]), "a sequence was released twice"
+        self.reported.update(released[0])
+
+    @invariant()
+    def limits_hold(self) -> None:
+        if not hasattr(self, "replicas"):
+            return
+        running = self.scheduler._running
+        assert len(running) <= self.limits.max_num_seqs
+        assert self.scheduler._kv_tokens == sum(sequence.capacity_tokens for sequence in running.values())
+        assert self.scheduler._kv_tokens <= self.limits.kv_cache_tokens
+        assert list(self.scheduler._waiting) == sorted(self.scheduler._waiting)
+        assert list(self.scheduler.waiting_for_grammar) == sorted(self.scheduler.waiting_for_grammar)
+        in_flight = {one for flight in self.flights for one in ids_of(flight)}
+        assert in_flight == {one for one, sequence in self.scheduler._sequences.items() if sequence.in_flight}
+
+    def teardown(self) -> None:
+        """Lets every grammar become ready and every row sample: all sequences finish, nothing is left."""
+        if not hasattr(self, "replicas"):
+            return
+        bound = (
+            10 + 2 * sum(sequence.capacity_tokens for sequence in self.mirrors.values()) * self.limits.in_flight_steps
+        )
+        replica = self.scheduler
+        replica.apply(Verdict(self.step, replica.waiting_for_grammar))
+        while (replica.has_work or self.flights) and bound > 0:
+            bound -= 1
+            self.step += 1
+            plan = replica.plan(self.step)
+            if plan.rows:
+                self.flights.append(plan)
+            while self.flights and (len(self.flights) == self.limits.in_flight_steps or not plan.rows):
+                commit(replica, self.flights.popleft())
+            replica.release_finished()
+        replica.release_finished()
+        assert_empty(replica)
+        assert all(sequence.finish_reason is not None for sequence in self.mirrors.values())
+
+
+TestSchedulerHistory = SchedulerHistory.TestCase
+TestSchedulerHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_prompt_longer_than_the_budget_runs_in_chunks_and_samples_once() -> None:
+    scheduler = scheduler_of(max_batch_tokens=4)
+    add(scheduler, action(0, prompt_tokens=10, max_tokens=2))
+    rows = []
+    for step in range(1, 6):
+        plan = scheduler.plan(step)
+        rows += [(row.start, row.length, row.samples) for row in plan.rows]
+        commit(scheduler, plan)
+        scheduler.release_finished()
+    assert rows == [(0, 4, False), (4, 4, False), (8, 2, True), (10, 1, True)]
+    assert_empty(scheduler)
+
+
+def test_decoding_goes_on_beside_a_long_prefill() -> None:
+    scheduler = scheduler_of(max_batch_tokens=4)
+    add(scheduler, action(0, prompt_tokens=2, max_tokens=20))
+    commit(scheduler, scheduler.plan(1))
+    add(scheduler, action(1, prompt_tokens=12, max_tokens=1))
+    for step in range(2, 6):
+        plan = scheduler.plan(step)
+        assert [(row.sequence_id, row.length) for row in plan.rows] == [(0, 1), (1, 3)]
+        commit(scheduler, plan)
+
+
+def test_the_rest_of_the_budget_goes_to_the_next_prompt() -> None:
+    scheduler = scheduler_of(max_batch_tokens=8)
+    add(scheduler, *(action(one, prompt_tokens=5) for one in range(3)))
+    assert [(row.sequence_id, row.length, row.samples) for row in scheduler.plan(1).rows] == [
+        (0, 5, True),
+        (1, 3, False),
+    ]
+
+
+def test_a_sequence_that_does_not_fit_holds_back_those_behind_it() -> None:
+    scheduler = scheduler_of(kv_cache_tokens=20)
+    add(scheduler, action(0, 10, 4), action(1, 10, 4), action(2, 1, 1))
+    admitted: list[int] = []
+    for step in range(1, 20):
+        plan = scheduler.plan(step)
+        admitted += [row.sequence_id for row in plan.rows if row.start == 0]
+        commit(scheduler, plan)
+        scheduler.release_finished()
+    assert admitted == [0, 1, 2]
+    assert_empty(scheduler)
+
+
+def test_sequences_wait_for_a_free_row() -> None:
+    scheduler = scheduler_of(max_num_seqs=2)
+    add(scheduler, *(action(one, max_tokens=2) for one in range(4)))
+    for step, expected in enumerate(([0, 1], [0, 1], [2, 3], [2, 3]), 1):
+        plan = scheduler.plan(step)
+        assert ids_of(plan) == expected
+        commit(scheduler, plan)
+        scheduler.release_finished()
+    assert_empty(scheduler)
+
+
+def test_steps_in_flight_share_the_sequences() -> None:
+    scheduler = scheduler_of(in_flight_steps=3)
+    add(scheduler, *(action(one, max_tokens=3) for one in range(5)))
+    plans = [scheduler.plan(step) for step in (1, 2, 3)]
+    assert [ids_of(plan) for plan in plans] == [[0, 1], [2, 3], [4]]
+    assert scheduler.plan(4).rows == ()
+    commit(scheduler, plans[0])
+    assert ids_of(scheduler.plan(5)) == [0, 1]
+
+
+def test_a_late_verdict_keeps_the_order_of_arrival() -> None:
+    scheduler = scheduler_of(max_num_seqs=1)
+    add(scheduler, action(0, constrained=True), action(1), action(2, constrained=True), action(3))
+    assert scheduler.waiting_for_grammar == (0, 2)
+    assert scheduler.has_work
+    assert ids_of(scheduler.plan(1)) == [1]
+    scheduler.apply(Verdict(1, (2,)))
+    scheduler.apply(Verdict(1, (0,)))
+    assert not scheduler.waiting_for_grammar
+    commit(scheduler, StepPlan(1, (PlanRow(1, 0, 3, samples=True, constrained=False),), 0))
+    assert run_to_the_end(scheduler, first_step=2) == [1, 0, 2, 3]
+
+
+def test_one_that_waits_for_its_grammar_delays_nobody() -> None:
+    scheduler = scheduler_of()
+    add(scheduler, action(0, constrained=True), action(1), action(2))
+    assert run_to_the_end(scheduler) == [1, 2]
+    assert scheduler.waiting_for_grammar == (0,)
+    assert not scheduler.has_work
+    assert scheduler.plan(99).rows == ()
+
+
+def test_only_rows_that_sample_are_constrained() -> None:
+    scheduler = scheduler_of(max_batch_tokens=4)
+    add(scheduler, action(0, prompt_tokens=6, constrained=True), action(1, prompt_tokens=1))
+    scheduler.apply(Verdict(0, (0,)))
+    first = scheduler.plan(1)
+    assert [(row.samples, row.constrained) for row in first.rows] == [(False, False)]
+    assert first.constrained_rows == ()
+    commit(scheduler, first)
+    second = scheduler.plan(2)
+    assert [(row.samples, row.constrained) for row in second.rows] == [(True, True), (True, False)]
+    assert second.constrained_rows == (0,)
+
+
+def test_an_abort_while_waiting_for_a_grammar_leaves_nothing() -> None:
+    scheduler = scheduler_of()
+    add(scheduler, action(0, constrained=True))
+    ended = scheduler.end(0, "abort")
+    assert ended is not None
+    assert ended.finish_reason == "abort"
+    assert scheduler.waiting_for_grammar == ()
+    assert scheduler.release_finished() == [ended]
+    assert_empty(scheduler)
+
+
+def test_an_abort_between_the_chunks_of_a_prompt() -> None:
+    scheduler = scheduler_of(max_batch_tokens=4)
+    add(scheduler, action(0, prompt_tokens=10))
+    plan = scheduler.plan(1)
+    assert scheduler.end(0, "abort") is not None
+    assert scheduler.release_finished() == [], "its KV is still being written"
+    assert scheduler.plan(2).rows == ()
+    commit(scheduler, plan)
+    (released,) = scheduler.release_finished()
+    assert (released.num_computed, released.output_token_ids) == (4, [])
+    assert_empty(scheduler)
+
+
+def test_an_abort_in_flight_drops_the_late_token() -> None:
+    scheduler = scheduler_of(in_flight_steps=2)
+    add(scheduler, action(0), action(1))
+    plan, other = scheduler.plan(1), scheduler.plan(2)
+    assert (ids_of(plan), ids_of(other)) == ([0], [1])
+    assert scheduler.end(0, "abort") is not None
+    assert scheduler.end(0, "abort") is None, "a second abort finds nothing"
+    assert scheduler.end(77, "abort") is None
+    assert scheduler.end(0, "error", ErrorInfo("timeout", "late")) is None
+    assert commit(scheduler, plan) == []
+    (released,) = scheduler.release_finished()
+    assert (released.finish_reason, released.error, released.output_token_ids) == ("abort", None, [])
+    assert 0 not in scheduler
+    assert scheduler.end(0, "abort") is None, "nor does one after the release"
+    assert commit(scheduler, other) == [1]
+
+
+def test_a_failed_row_ends_alone() -> None:
+    scheduler = scheduler_of()
+    add(scheduler, action(0), action(1))
+    plan = scheduler.plan(1)
+    error = ErrorInfo("sampling_error", "step 1, stage 0: no token may be drawn")
+    committed = scheduler.commit(plan, [-1, 5], [error, None])
+    assert [(one.finish_reason, one.error, one.output_token_ids) for one in committed] == [
+        ("error", error, []),
+        (None, None, [5]),
+    ]
+
+
+def test_a_commit_with_another_number_of_tokens_is_refused() -> None:
+    scheduler = scheduler_of()
+    add(scheduler, action(0), action(1))
+    plan = scheduler.plan(1)
+    with pytest.raises(ValueError, match="argument"):
+        scheduler.commit(plan, [5], [None])
+
+
+@given(
+    prompts=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    at=st.integers(0, 3),
+    row=st.integers(0, 4),
+)
+@settings(max_examples=40, deadline=None)
+def test_one_different_token_shows_in_the_next_digest(prompts: list[int], at: int, row: int) -> None:
+    replicas = [scheduler_of(max_batch_tokens=7) for _ in range(2)]
+    for replica in replicas:
+        add(replica, *(action(one, prompt_tokens, 8) for one, prompt_tokens in enumerate(prompts)))
+    diverged = False
+    for step in range(6):
+        plans = [replica.plan(step) for replica in replicas]
+        assert plans[0].rows == plans[1].rows
+        assert (plans[0].digest == plans[1].digest) is not diverged
+        tokens = [5] * len(plans[0].sampling_rows)
+        others = list(tokens)
+        if step == at and others:
+            others[row % len(others)] = 6
+            diverged = True
+        for replica, ids in zip(replicas, (tokens, others), strict=True):
+            replica.commit(plans[0], ids, [None] * len(ids))
+
+
+def test_an_abort_that_one_replica_missed_shows_in_the_digest() -> None:
+    replicas = [scheduler_of() for _ in range(2)]
+    for replica in replicas:
+        add(replica, action(0, max_tokens=9), action(1, max_tokens=9))
+        commit(replica, replica.plan(1))
+    replicas[0].end(0, "abort")
+    assert replicas[0].plan(2).digest != replicas[1].plan(2).digest
+
+
+def test_a_failed_row_and_a_drawn_one_give_different_digests() -> None:
+    replicas = [scheduler_of() for _ in range(2)]
+    for replica in replicas:
+        add(replica, action(0, max_tokens=9), action(1, max_tokens=9))
+    plans = [replica.plan(1) for replica in replicas]
+    replicas[0].commit(plans[0], [5, 5], [None, None])
+    replicas[1].commit(plans[1], [5, 5], [None, ErrorInfo("sampling_error", "x")])
+    assert replicas[0].plan(2).digest != replicas[1].plan(2).digest
+
+
+_rows = st.builds(
+    PlanRow,
+    sequence_id=st.integers(0, 2**40),
+    start=st.integers(0, 2**20),
+    length=st.integers(1, 2**20),
+    samples=st.booleans(),
+    constrained=st.booleans(),
+)
+
+
+@given(left=st.lists(_rows, max_size=4), right=st.lists(_rows, max_size=4), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_the_digest_is_of_the_rows_in_their_order(
+    left: list[PlanRow], right: list[PlanRow], data: st.DataObject
+) -> None:
+    def digest(rows: list[PlanRow], step: int = 3) -> int:
+        return PlanDigest().update_rows(step, tuple(rows))
+
+    assert (digest(left) == digest(right)) == (left == right)
+    assert digest(left) != digest(left, step=4)
+    shuffled = data.draw(st.permutations(left))
+    assert (digest(left) == digest(shuffled)) == (left == shuffled)
+    assert torch.tensor([digest(left)], dtype=torch.int64).item() == digest(left)
+
+
+def test_the_digest_is_of_the_whole_history() -> None:
+    rows = (PlanRow(0, 0, 3, samples=True, constrained=False),)
+    chain, other = PlanDigest(), PlanDigest()
+    other.update_rows(0, ())
+    assert chain.update_rows(1, rows) != other.update_rows(1, rows)
+    before = chain.update_rows(2, rows)
+    assert chain.update_rows(2, rows) != before
+
+
+def test_the_plan_counts_its_tokens_and_sampling_rows() -> None:
+    rows = (
+        PlanRow(4, 0, 3, samples=False, constrained=False),
+        PlanRow(5, 7, 1, samples=True, constrained=True),
+        PlanRow(6, 2, 5, samples=True, constrained=False),
+        PlanRow(9, 8, 1, samples=True, constrained=True),
+    )
+    plan = StepPlan(1, rows, 0)
+    assert plan.num_tokens == 10
+    assert plan.sampling_rows == rows[1:]
+    assert plan.constrained_rows == (0, 2)
