@@ -7,22 +7,21 @@ row depends on that row alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
 import torch
 
 from sampler.batch import SamplingBatchInfo
-from sampler.exchange import SliceFacts, exchange, in_block_order
+from sampler.exchange import exchange, in_block_order
 from sampler.group import SliceGroup
 from sampler.philox import uniform_53
 from sampler.reader import SliceReader
-from sampler.search import Found, Goal, find_thresholds
 from sampler.slices import VOCABULARY_BLOCKS, SliceShape, block_masses, blocks_of, weights_in_block
-from sampler.support import Decision, RowFilters, decide, pick, relative_weights
+from sampler.support import pick, relative_weights
+from sampler.truncation import Step, decide_truncated, draw_settled, search_unsettled
 
 DEFAULT_CANDIDATES = 128
 _NONE = float("-inf")
@@ -76,35 +75,6 @@ class RowSupport:
     status: RowStatus
     ids: torch.Tensor
     probabilities: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What every rank knows about a step after the exchange, and this rank's own logits.
-
-    Attributes:
-        logits: [B, Vs] float32, this rank's slice after the adjustments.
-        groups: [B, Vs/32] float32, its largest value per run of 32 ids.
-        facts: Of the whole vocabulary.
-        reasons: [B] int64.
-        sampled: [B] bool, rows that are drawn, neither INVALID nor greedy.
-    """
-
-    logits: torch.Tensor
-    groups: torch.Tensor
-    facts: SliceFacts
-    reasons: torch.Tensor
-    sampled: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _Truncated:
-    """The truncated rows that are drawn: their candidates, and what these say."""
-
-    rows: torch.Tensor
-    ids: torch.Tensor
-    filters: RowFilters
-    decision: Decision
 
 
 class Sampler:
@@ -174,14 +144,15 @@ class Sampler:
         if bool(step.sampled.any()):
             index = torch.as_tensor(positions, dtype=torch.int64, device=logits.device)
             uniform = uniform_53(batch.seeds, batch.choices, index)
-            truncated = self._decide(step, batch)
-            self._draw_settled_(token_ids, truncated, uniform)
-            searched, thresholds = self._search(step, batch, truncated)
+            truncated = decide_truncated(step)
+            settled, drawn = draw_settled(truncated, uniform)
+            token_ids[settled] = drawn
+            searched, thresholds = search_unsettled(self._group, step, truncated)
             unfiltered = (step.sampled & ~batch.truncated).nonzero().squeeze(1)
             wide = torch.cat((unfiltered, searched))
             floors = torch.cat((torch.full_like(unfiltered, _NONE, dtype=torch.float32), thresholds))
             if len(wide):
-                token_ids[wide] = self._draw_wide(step, batch, wide, floors, uniform[wide])
+                token_ids[wide] = self._draw_wide(step, wide, floors, uniform[wide])
         return SampleOutput(token_ids, _status(step.reasons), step.reasons)
 
     def support(
@@ -197,24 +168,21 @@ class Sampler:
         """
         step = self._begin(logits, batch, positions, mask_words)
         floors = torch.full_like(step.facts.maxima, _NONE)
-        truncated = self._decide(step, batch)
+        truncated = decide_truncated(step)
         settled = truncated.decision.settled
         floors[truncated.rows[settled]] = truncated.decision.threshold[settled]
-        searched, thresholds = self._search(step, batch, truncated)
+        searched, thresholds = search_unsettled(self._group, step, truncated)
         floors[searched] = thresholds
         supports = []
-        for row, reason in enumerate(step.reasons.tolist()):
-            ids, values = self._gather_row(step.logits[row], floors[row : row + 1])
+        for row, above in enumerate(self._gather_above(step, floors)):
+            reason, one = int(step.reasons[row]), slice(row, row + 1)
+            ids, values = (step.facts.largest_ids[one], step.facts.maxima[one]) if batch.greedy[row] else above
             if reason:
-                ids, values = ids[:0], values[:0]
-            elif batch.greedy[row]:
-                ids, values = step.facts.largest_ids[row : row + 1], step.facts.maxima[row : row + 1]
-            weights = relative_weights(
-                values.unsqueeze(0), step.facts.maxima[row : row + 1], batch.temperature[row : row + 1]
-            ).squeeze(0)
+                supports.append(RowSupport(RowStatus.INVALID, ids[:0], values[:0].to(torch.float64)))
+                continue
+            weights = relative_weights(values.unsqueeze(0), step.facts.maxima[one], batch.temperature[one]).squeeze(0)
             # Summed one after the other: a plain sum of one long row is split over threads.
-            total = weights.cumsum(dim=0)[-1:]
-            supports.append(RowSupport(RowStatus.INVALID if reason else RowStatus.OK, ids, weights / total))
+            supports.append(RowSupport(RowStatus.OK, ids, weights / weights.cumsum(dim=0)[-1:]))
         return supports
 
     def _begin(
@@ -223,7 +191,7 @@ class Sampler:
         batch: SamplingBatchInfo,
         positions: Sequence[int],
         mask_words: torch.Tensor | None,
-    ) -> _Step:
+    ) -> Step:
         """Adjusts the slice, reads it and exchanges what was found."""
         self._check(logits, batch, positions, mask_words)
         bans = self._reader.active_bans(batch, positions, mask_words)
@@ -231,7 +199,7 @@ class Sampler:
         facts = exchange(self._group, own)
         empty = torch.where(facts.maxima == _NONE, int(RowReason.EMPTY_SUPPORT), int(RowReason.NONE))
         reasons = torch.where(facts.bad, int(RowReason.NON_FINITE), empty)
-        return _Step(logits, groups, facts, reasons, (reasons == 0) & ~batch.greedy)
+        return Step(batch, self._vocab_size, logits, groups, facts, reasons, (reasons == 0) & ~batch.greedy)
 
     def _check(
         self,
@@ -252,106 +220,11 @@ class Sampler:
                 f"mask_words must be int32 [{rows}, {width // 32}], not {mask_words.dtype} {list(mask_words.shape)}"
             )
 
-    def _decide(self, step: _Step, batch: SamplingBatchInfo) -> _Truncated:
-        """Decides the truncated rows by their candidates."""
-        facts = step.facts
-        exchanged = batch.truncated.nonzero().squeeze(1)
-        live = step.sampled[exchanged]
-        rows = exchanged[live]
-        empty = step.logits.new_empty((0, 1))
-        values = empty if facts.values is None else facts.values[live]
-        ids = empty.to(torch.int64) if facts.ids is None else facts.ids[live]
-        maxima, temperature = facts.maxima[rows], batch.temperature[rows]
-        filters = RowFilters.of(
-            top_k=batch.top_k[rows],
-            top_p=batch.top_p[rows],
-            min_p=batch.min_p[rows],
-            top_k_first=batch.top_k_first[rows],
-            maxima=maxima,
-            temperature=temperature,
-        )
-        total = self._total_mass(step, batch, rows)
-        decision = decide(values, filters, maxima=maxima, temperature=temperature, total=total)
-        return _Truncated(rows, ids, filters, decision)
-
-    def _total_mass(self, step: _Step, batch: SamplingBatchInfo, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the whole mass relative to the maximum, or a bound of it where no row asked for it: [N] float64."""
-        bound = torch.full((len(rows),), float(self._vocab_size), dtype=torch.float64, device=rows.device)
-        if step.facts.block_masses is None:
-            return bound
-        asked = torch.tensor(batch.flags.needs_mass, device=rows.device)[rows]
-        return torch.where(asked, _block_weights(step, batch, rows, step.facts.block_masses[rows]).sum(dim=1), bound)
-
-    def _draw_settled_(self, token_ids: torch.Tensor, truncated: _Truncated, uniform: torch.Tensor) -> None:
-        """Draws the rows that the candidates settle, alike on every rank."""
-        decision = truncated.decision
-        settled = decision.settled
-        ids = torch.where(decision.inside, truncated.ids, torch.iinfo(torch.int64).max)[settled]
-        ascending = ids.sort(dim=1)
-        weights = torch.where(decision.inside, decision.weights, 0.0)[settled].gather(1, ascending.indices)
-        rows = truncated.rows[settled]
-        index, _ = pick(weights, uniform[rows])
-        token_ids[rows] = ascending.values.gather(1, index.unsqueeze(1)).squeeze(1)
-
-    def _search(
-        self, step: _Step, batch: SamplingBatchInfo, truncated: _Truncated
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the rows that the candidates do not settle and their thresholds: [N] int64 and [N] float32."""
-        places = (~truncated.decision.settled).nonzero().squeeze(1)
-        rows = truncated.rows[places]
-        if not len(rows):
-            return rows, step.logits.new_empty(0)
-        filters = truncated.filters.take(places)
-        total = self._total_mass(step, batch, rows)
-        columns = (
-            step.facts.maxima[rows],
-            batch.temperature[rows],
-            total,
-            filters.top_k,
-            filters.top_p,
-            filters.lowest,
-        )
-        goals = [
-            Goal(maximum=maximum, temperature=temperature, total=mass, top_k=top_k, top_p=top_p, mass=mass, floor=low)
-            for maximum, temperature, mass, top_k, top_p, low in zip(*(c.tolist() for c in columns), strict=True)
-        ]
-        # top_p within S_k: first S_k alone, for its mass.
-        renormalised = filters.renormalised.nonzero().squeeze(1).tolist()
-        by_k = [replace(goals[place], top_p=float("inf"), floor=_NONE) for place in renormalised]
-        for place, found in zip(renormalised, self._find(step, rows[renormalised], by_k), strict=True):
-            goals[place] = replace(goals[place], mass=found.mass)
-        limited = [place for place, goal in enumerate(goals) if min(goal.top_k, goal.top_p) < float("inf")]
-        thresholds = _round_up(filters.lowest)
-        results = self._find(step, rows[limited], [self._floored(goals[place]) for place in limited])
-        for place, found in zip(limited, results, strict=True):
-            thresholds[place] = thresholds[place].clamp_min(found.threshold)
-        return rows, thresholds
-
-    def _find(self, step: _Step, rows: torch.Tensor, goals: list[Goal]) -> list[Found]:
-        slices = [step.logits[row] for row in rows.tolist()]
-        groups = [step.groups[row] for row in rows.tolist()]
-        return find_thresholds(self._group, slices, groups, goals)
-
-    def _floored(self, goal: Goal) -> Goal:
-        """Returns the goal with the floor that its top_p implies.
-
-        Were all ids of the vocabulary at that value, they would hold half of what top_p leaves out.
-        """
-        if goal.top_p >= 1:
-            return goal
-        left_out = (1.0 - goal.top_p) * goal.mass / 2.0
-        return replace(
-            goal, floor=max(goal.floor, goal.maximum + goal.temperature * math.log(left_out / self._vocab_size))
-        )
-
-    def _draw_wide(
-        self, step: _Step, batch: SamplingBatchInfo, rows: torch.Tensor, floors: torch.Tensor, uniform: torch.Tensor
-    ) -> torch.Tensor:
+    def _draw_wide(self, step: Step, rows: torch.Tensor, floors: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
         """Draws rows whose support no rank holds: first the block, then the id, which the block's owner resolves.
 
         Args:
             step: The step.
-            batch: The rows' parameters.
             rows: [N] int64.
             floors: [N] float32, the smallest value in the support; −inf for rows without a filter.
             uniform: [N] float64.
@@ -364,63 +237,47 @@ class Sampler:
             masses = step.facts.block_masses[rows]
         floored = (floors > _NONE).nonzero().squeeze(1)
         if len(floored):
-            masses[floored] = self._masses_above(step, batch, rows[floored], floors[floored])
-        block, fraction = pick(_block_weights(step, batch, rows, masses), uniform)
+            masses[floored] = self._masses_above(step, rows[floored], floors[floored])
+        block, fraction = pick(step.block_weights(rows, masses), uniform)
         ids = torch.full_like(rows, -1)
         own = self._shape.holds(block).nonzero().squeeze(1)
         if len(own):
             local = block[own] - self._shape.first_block
-            values = step.logits.view(batch.row_count, self._shape.blocks, -1)[rows[own], local]
-            maxima = _block_maxima(step)[rows[own], block[own]].unsqueeze(1)
-            inverse = (1.0 / batch.temperature[rows[own]]).to(torch.float32).unsqueeze(1)
+            values = step.logits.view(step.batch.row_count, self._shape.blocks, -1)[rows[own], local]
+            maxima = step.block_maxima[rows[own], block[own]].unsqueeze(1)
+            inverse = (1.0 / step.batch.temperature[rows[own]]).to(torch.float32).unsqueeze(1)
             weights = weights_in_block(values, maxima, inverse).masked_fill_(values < floors[own].unsqueeze(1), 0.0)
             index, _ = pick(weights.to(torch.float64), fraction[own])
             ids[own] = self._shape.start + local * self._shape.block_length + index
         return self._group.all_reduce_max_(ids)
 
-    def _masses_above(
-        self, step: _Step, batch: SamplingBatchInfo, rows: torch.Tensor, floors: torch.Tensor
-    ) -> torch.Tensor:
+    def _masses_above(self, step: Step, rows: torch.Tensor, floors: torch.Tensor) -> torch.Tensor:
         """Returns the block masses of the ids from the floors up, of all ranks: [N, 64] float32."""
         first, count = self._shape.first_block, self._shape.blocks
         largest = len(blocks_of(0, self._group.size))
-        maxima = _block_maxima(step)[:, first : first + count]
-        inverse = (1.0 / batch.temperature).to(torch.float32)
+        maxima = step.block_maxima[:, first : first + count]
+        inverse = (1.0 / step.batch.temperature).to(torch.float32)
         masses = step.logits.new_zeros((len(rows), largest))
         for place, row in enumerate(rows.tolist()):
             one, floor = slice(row, row + 1), floors[place : place + 1]
             masses[place, :count] = block_masses(step.logits[one], maxima[one], inverse[one], floor=floor)
         return in_block_order(self._group.all_gather(masses))
 
-    def _gather_row(self, logits: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ids and values of one row's support, of all ranks."""
-        ids = ((logits >= floor) & (logits > _NONE)).nonzero().squeeze(1)
-        counts = self._group.all_gather(torch.tensor([len(ids)], device=logits.device)).flatten().tolist()
-        padded = torch.zeros((2, max(counts)), dtype=torch.float64, device=logits.device)
-        padded[0, : len(ids)], padded[1, : len(ids)] = (ids + self._shape.start).to(torch.float64), logits[ids]
-        gathered = self._group.all_gather(padded)
-        whole = torch.cat([gathered[rank, :, :count] for rank, count in enumerate(counts)], dim=1)
-        return whole[0].to(torch.int64), whole[1].to(torch.float32)
+    def _gather_above(self, step: Step, floors: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns ids and values from the floor up of each row, of all ranks: [S] int64 and float32, ids ascending."""
+        logits = step.logits
+        row, column = ((logits >= floors.unsqueeze(1)) & (logits > _NONE)).nonzero(as_tuple=True)
+        counts = self._group.all_gather(row.bincount(minlength=logits.shape[0]))
+        longest = int(counts.sum(dim=1).max())
+        padded = torch.zeros((2, longest), dtype=torch.float64, device=logits.device)
+        padded[0, : len(row)], padded[1, : len(row)] = column + self._shape.start, logits[row, column]
+        by_rank = [
+            table[:, : int(own.sum())].split(own.tolist(), dim=1)
+            for table, own in zip(self._group.all_gather(padded), counts, strict=True)
+        ]
+        merged = [torch.cat(parts, dim=1) for parts in zip(*by_rank, strict=True)]
+        return [(table[0].to(torch.int64), table[1].to(torch.float32)) for table in merged]
 
 
 def _status(reasons: torch.Tensor) -> torch.Tensor:
     return torch.where(reasons > 0, int(RowStatus.INVALID), int(RowStatus.OK))
-
-
-def _block_maxima(step: _Step) -> torch.Tensor:
-    if step.facts.block_maxima is None:
-        raise SamplerError("a batch of greedy rows has no block maxima")
-    return step.facts.block_maxima
-
-
-def _block_weights(step: _Step, batch: SamplingBatchInfo, rows: torch.Tensor, masses: torch.Tensor) -> torch.Tensor:
-    """Returns block masses relative to the rows' maxima instead of the blocks': [N, 64] float64."""
-    relative = relative_weights(_block_maxima(step)[rows], step.facts.maxima[rows], batch.temperature[rows])
-    return masses.to(torch.float64) * relative
-
-
-def _round_up(values: torch.Tensor) -> torch.Tensor:
-    """Returns the smallest float32 values that are not below float64 ones."""
-    rounded = values.to(torch.float32)
-    above = torch.nextafter(rounded, torch.full_like(rounded, float("inf")))
-    return torch.where(rounded.to(torch.float64) < values, above, rounded)
