@@ -9,6 +9,9 @@ import logging
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from launch.environment import AGENT_PID, FRONT_PID, RUN_FOLDER
@@ -29,14 +32,25 @@ def main(argv: list[str]) -> int:
     """Runs the node's ranks; returns the exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ[AGENT_PID] = str(os.getpid())
-    arguments = parse_args(argv)
     try:
-        run(arguments)
+        with _log_folder() as folder:
+            run(parse_args(["--log-dir", folder, *argv]))
     except ChildFailedError as error:
         return _failed(error)
     except SignalException as error:
         return 128 + int(error.sigval)
     return ExitCode.OK
+
+
+@contextmanager
+def _log_folder() -> Iterator[str]:
+    """Yields where torchrun may write; left to itself it would leave a folder behind at every launch."""
+    run_folder = os.environ.get(RUN_FOLDER)
+    if run_folder is not None:
+        yield str(RunFolder(Path(run_folder)).log_folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="lockstep-agent-") as folder:
+        yield folder
 
 
 def _failed(error: ChildFailedError) -> int:

@@ -121,7 +121,10 @@ def generate(
     top_k: Annotated[int | None, typer.Option(show_default="off", rich_help_panel=_SAMPLING)] = None,
     min_p: Annotated[float | None, typer.Option(show_default="0", rich_help_panel=_SAMPLING)] = None,
     seed: Annotated[int | None, typer.Option(show_default="random", rich_help_panel=_SAMPLING)] = None,
-    n: Annotated[int | None, typer.Option(help="Choices.", show_default="1", rich_help_panel=_SAMPLING)] = None,
+    # Not --n: torchrun would take it for an abbreviation of its own --nnodes.
+    n: Annotated[
+        int | None, typer.Option("-n", "--num-choices", help="Choices.", show_default="1", rich_help_panel=_SAMPLING)
+    ] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(help="Stop string; may be given again.", show_default=False, rich_help_panel=_SAMPLING),

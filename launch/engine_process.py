@@ -112,7 +112,7 @@ class StartedEngine:
             FRONT_PID: str(os.getpid()),
         }
         return subprocess.Popen(
-            agent_command(arguments, argv, self._folder.log_folder),
+            agent_command(arguments, argv),
             env=environ | thread_variables(options, options.world_size),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -169,15 +169,14 @@ def replace_by_agent(options: EngineOptions, nodes: NodeOptions, argv: list[str]
     for name, value in given.items():
         if value is not None:
             arguments += [name, value]
-    command = agent_command(arguments, argv, None)
+    command = agent_command(arguments, argv)
     os.execve(command[0], command, with_import_path(os.environ) | thread_variables(options, here))  # noqa: S606
 
 
-def agent_command(arguments: list[str], argv: list[str], log_folder: Path | None) -> list[str]:
+def agent_command(arguments: list[str], argv: list[str]) -> list[str]:
     """Returns the command line of an agent that runs ``lockstep`` with ``argv`` as its ranks."""
-    logs = [] if log_folder is None else ["--log-dir", str(log_folder)]
     signals = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"]
-    return [sys.executable, "-m", "launch.agent", *arguments, *logs, *signals, "-m", "launch", *argv]
+    return [sys.executable, "-m", "launch.agent", *arguments, *signals, "-m", "launch", *argv]
 
 
 def thread_variables(options: EngineOptions, ranks_here: int) -> dict[str, str]:

@@ -177,7 +177,7 @@ class _Batch:
         for request_id, request in taken:
             self._order.append(request_id)
             self._pending[request_id] = _Pending(request, request.error)
-        batch = [Submit(number, request.fields) for number, request in taken if request.fields is not None]
+        batch = [Submit(number, request.body) for number, request in taken if request.body is not None]
         if batch:
             self._engine.socket.send(batch)
         return len(taken) == room

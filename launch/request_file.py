@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
-
-import msgspec
 
 from launch.cli import UsageError
 from launch.options import GenerateCommand
@@ -23,12 +22,12 @@ class InputRequest:
 
     Args:
         user_id: The line's ``id``, else ``line-N``.
-        fields: What the leader is sent; None when the line is no request.
+        body: What the leader is sent, a JSON object; None when the line is no request.
         error: What is wrong with the line, if something is.
     """
 
     user_id: Any
-    fields: dict[str, Any] | None
+    body: str | None
     error: ErrorInfo | None = None
 
 
@@ -43,7 +42,7 @@ def read_requests(command: GenerateCommand) -> Iterator[InputRequest]:
             text: dict[str, Any] = (
                 {"messages": [{"role": "user", "content": prompt}]} if command.chat else {"prompt": prompt}
             )
-            yield InputRequest(f"prompt-{number}", command.defaults | text)
+            yield InputRequest(f"prompt-{number}", json.dumps(command.defaults | text))
         return
     with _open(command.input_file) as lines:
         for number, line in enumerate(lines, 1):
@@ -67,13 +66,13 @@ def _open(name: str) -> Iterator[BinaryIO]:
 def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequest:
     user_id: Any = f"line-{number}"
     try:
-        value = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
         return InputRequest(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
     if not isinstance(value, dict):
         message = f"line {number} is a JSON {type(value).__name__}: an object is needed"
         return InputRequest(user_id, None, ErrorInfo("invalid_request", message))
-    return InputRequest(value.get("id", user_id), _with_defaults(value, defaults))
+    return InputRequest(value.get("id", user_id), json.dumps(_with_defaults(value, defaults)))
 
 
 def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class Leader:
 
     def _submit(self, message: Submit) -> None:
         try:
-            request = self._builder.build(message.fields)
+            request = self._builder.parse(message.body)
         except RequestError as error:
             self._outbox.append(Rejected(message.request_id, error.info))
             return

@@ -7,7 +7,7 @@ applies the same actions in the same order in the same step.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -40,10 +40,15 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Client → leader: a request as its user wrote it; the leader validates ``fields``."""
+    """Client → leader: a request as its user wrote it; the leader validates it.
+
+    Args:
+        request_id: The client's number for it, not used twice.
+        body: A JSON object as text, since msgpack has no integers beyond 64 bits and the leader is to name those too.
+    """
 
     request_id: int
-    fields: dict[str, Any]
+    body: str
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

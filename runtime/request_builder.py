@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,15 +73,27 @@ class RequestBuilder:
         self._tokenizer = tokenizer
         self._limits = limits
 
+    def parse(self, body: str) -> Request:
+        """Returns the request that a JSON object describes.
+
+        Raises:
+            RequestError: It is no JSON object, or what ``build`` refuses.
+        """
+        try:
+            fields = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the request is no JSON: {error}", None) from error
+        if not isinstance(fields, dict):
+            raise RequestError(f"the request is a JSON {type(fields).__name__}: an object is needed", None)
+        return self.build(fields)
+
     def build(self, fields: Mapping[str, Any]) -> Request:
         """Returns the request that ``fields`` describe (names as in JSONL input; ``id`` is the client's own).
 
         Raises:
             RequestError: A field is missing, unknown, of a wrong type or out of its range.
         """
-        rest = {
-            name: value for name, value in fields.items() if name not in (*_PROMPT_FIELDS, *_GRAMMAR_FIELDS, "id")
-        }
+        rest = {name: value for name, value in fields.items() if name not in (*_PROMPT_FIELDS, *_GRAMMAR_FIELDS, "id")}
         try:
             grammar = parse_grammar({name: fields[name] for name in _GRAMMAR_FIELDS if name in fields})
             params = SamplingParams.parse(

@@ -45,13 +45,14 @@ class Outcome:
 class Running:
     """A command that runs, with all its descendants, in a temporary folder of its own."""
 
-    def __init__(self, command: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, command: tuple[str, ...], folder: Path, environ: Mapping[str, str], stdin: bytes) -> None:
         self.folder = folder
         self._mark = str(folder)
         self._stdout = folder / "stdout"
         self._stderr = folder / "stderr"
         self._started_s = time.monotonic()
-        with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
+        (folder / "stdin").write_bytes(stdin)
+        with self._stdout.open("wb") as out, self._stderr.open("wb") as err, (folder / "stdin").open("rb") as given:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -62,7 +63,7 @@ class Running:
                     _MARK: self._mark,
                     "TMPDIR": str(folder / "tmp"),
                 },
-                stdin=subprocess.DEVNULL,
+                stdin=given,
                 stdout=out,
                 stderr=err,
             )
@@ -110,7 +111,9 @@ class Running:
     def check_nothing_left(self, timeout_s: float = 2.0) -> None:
         """Fails when a process, a socket file or a folder of the command is left."""
         wait_until(lambda: not self.family(), timeout_s, f"these processes to end: {self.family()}")
-        left = sorted(str(path.relative_to(self.folder)) for path in (self.folder / "tmp").rglob("*"))
+        # torchrun itself leaves an empty folder at every launch when a user starts it without --log-dir.
+        ours = [path for path in (self.folder / "tmp").iterdir() if not path.name.startswith("torchelastic_")]
+        left = sorted(str(path.relative_to(self.folder)) for path in ours)
         assert left == [], f"left in the temporary folder: {left}"
 
 
@@ -123,13 +126,13 @@ def wait_until(condition: Any, timeout_s: float, what: str) -> None:
 
 
 @contextmanager
-def running(*command: str, environ: Mapping[str, str] | None = None) -> Iterator[Running]:
+def running(*command: str, environ: Mapping[str, str] | None = None, stdin: bytes = b"") -> Iterator[Running]:
     """Runs a command; whatever happens, none of its processes survives this."""
     with tempfile.TemporaryDirectory(prefix="lockstep-test-") as name:
         folder = Path(name)
         (folder / "tmp").mkdir()
         shared_memory = set(Path("/dev/shm").iterdir())
-        command_running = Running(command, folder, environ or {})
+        command_running = Running(command, folder, environ or {}, stdin)
         try:
             yield command_running
             assert set(Path("/dev/shm").iterdir()) <= shared_memory
@@ -139,9 +142,11 @@ def running(*command: str, environ: Mapping[str, str] | None = None) -> Iterator
             command_running.process.wait(10)
 
 
-def run(*command: str, timeout_s: float = 120.0, environ: Mapping[str, str] | None = None) -> Outcome:
+def run(
+    *command: str, timeout_s: float = 120.0, environ: Mapping[str, str] | None = None, stdin: bytes = b""
+) -> Outcome:
     """Returns how a command ended, after showing that it left nothing behind."""
-    with running(*command, environ=environ) as started:
+    with running(*command, environ=environ, stdin=stdin) as started:
         outcome = started.wait(timeout_s)
         started.check_nothing_left()
         return outcome
