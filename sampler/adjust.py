@@ -50,20 +50,19 @@ class SparseRows:
         self.ids = torch.cat((_widened(self.ids, width, _NO_ID), _widened(other.ids, width, _NO_ID)))
         self.values = torch.cat((_widened(self.values, width, 0), _widened(other.values, width, 0)))
 
-    def add_to_(self, logits: torch.Tensor, rows: slice, slice_start: int, active: torch.Tensor | None = None) -> None:
+    def add_to_(self, logits: torch.Tensor, slice_start: int, active: torch.Tensor | None = None) -> None:
         """Adds the values to a slice's logits.
 
         Args:
-            logits: [R, Vs] float32, the rows ``rows`` of the batch.
-            rows: Which rows those are.
+            logits: [B, Vs] float32, contiguous.
             slice_start: The id of the slice's first column.
             active: [B] bool, which rows take part; all when left out.
         """
-        row, entry, column = _inside(self.ids[rows], slice_start, logits.shape[1])
+        row, entry, place = _inside(self.ids, slice_start, logits.shape[1])
         if active is not None:
-            taken = active[rows][row]
-            row, entry, column = row[taken], entry[taken], column[taken]
-        logits[row, column] += self.values[rows][row, entry]
+            taken = active[row]
+            row, entry, place = row[taken], entry[taken], place[taken]
+        logits.view(-1)[place] += self.values[row, entry]
 
 
 @dataclass
@@ -154,20 +153,20 @@ class PenaltyState:
         self.counts[new_rows, slots] = 1.0
         self.lengths[new_rows] += 1
 
-    def apply_(self, logits: torch.Tensor, rows: slice, slice_start: int) -> None:
+    def apply_(self, logits: torch.Tensor, slice_start: int) -> None:
         """Applies the additive penalties, then the repetition penalty, to a slice's logits.
 
         Args:
-            logits: [R, Vs] float32, the rows ``rows`` of the batch.
-            rows: Which rows those are.
+            logits: [B, Vs] float32, contiguous.
             slice_start: The id of the slice's first column.
         """
-        row, entry, column = _inside(self.ids[rows], slice_start, logits.shape[1])
-        count = self.counts[rows][row, entry]
-        values = logits[row, column]
-        values -= self.frequency[rows][row, 0] * count + self.presence[rows][row, 0] * (count > 0)
-        repetition = self.repetition[rows][row, 0]
-        logits[row, column] = torch.where(values > 0, values / repetition, values * repetition)
+        row, entry, place = _inside(self.ids, slice_start, logits.shape[1])
+        count = self.counts[row, entry]
+        flat = logits.view(-1)
+        values = flat[place]
+        values -= self.frequency[row, 0] * count + self.presence[row, 0] * (count > 0)
+        repetition = self.repetition[row, 0]
+        flat[place] = torch.where(values > 0, values / repetition, values * repetition)
 
 
 def mask_table(device: torch.device) -> torch.Tensor:
@@ -204,16 +203,16 @@ def allows_other_ids(
     bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
     allowed = bits.view(len(rows), -1)
     allowed[:, valid_size:] = 0
-    row, _, column = _inside(banned.ids[rows], slice_start, allowed.shape[1])
-    allowed[row, column] = 0
+    _, _, place = _inside(banned.ids[rows], slice_start, allowed.shape[1])
+    allowed.view(-1)[place] = 0
     return allowed.any(dim=1)
 
 
 def _inside(ids: torch.Tensor, slice_start: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns row, entry and column of the entries whose id is in the slice."""
+    """Returns row and entry of the ids that are in the slice, and their places in the flattened logits."""
     columns = ids - slice_start
     row, entry = ((ids >= 0) & (columns >= 0) & (columns < width)).nonzero(as_tuple=True)
-    return row, entry, columns[row, entry]
+    return row, entry, row * width + columns[row, entry]
 
 
 def _widened(table: torch.Tensor, width: int, fill: int) -> torch.Tensor:

@@ -63,6 +63,8 @@ class SliceReader:
     ) -> tuple[torch.Tensor, SliceFacts]:
         """Adjusts the logits in place and returns what there is to know about this slice.
 
+        Rows go tile by tile, so that what one stage wrote is still in the cache for the next.
+
         Args:
             logits: [B, Vs] float32.
             batch: The rows' parameters.
@@ -71,18 +73,18 @@ class SliceReader:
 
         Returns:
             The largest value of each run of 32 ids, [B, Vs/32] float32, and what the ranks exchange.
-
-        Rows go tile by tile, so that what one stage wrote is still in the cache for the next.
         """
         rows, shape, flags = batch.row_count, self._shape, batch.flags
         groups = logits.new_empty((rows, shape.width // 32))
         masses = logits.new_zeros((rows, shape.blocks)) if any(flags.needs_mass) else None
         inverse_temperature = (1.0 / batch.temperature).to(torch.float32)
         block_maxima = logits.new_empty((rows, shape.blocks))
+        self._adjust_(logits, batch, bans)
         step = max(1, _TILE_ELEMENTS // shape.width) if logits.device.type == "cpu" else max(rows, 1)
         for first in range(0, rows, step):
             tile = slice(first, min(first + step, rows))
-            self._adjust_(logits[tile], batch, tile, bans, mask_words)
+            if mask_words is not None:
+                apply_mask_(logits[tile], mask_words[tile], self._mask_table(logits.device))
             groups[tile] = group_maxima(logits[tile])
             block_maxima[tile] = groups[tile].view(-1, shape.blocks, shape.block_length // 32).amax(dim=-1)
             if masses is not None and any(flags.needs_mass[tile]):
@@ -109,25 +111,19 @@ class SliceReader:
         )
         return groups, facts
 
-    def _adjust_(
-        self,
-        tile: torch.Tensor,
-        batch: SamplingBatchInfo,
-        rows: slice,
-        bans: torch.Tensor | None,
-        mask_words: torch.Tensor | None,
-    ) -> None:
-        """Applies everything that changes logits, in the one order there is."""
+    def _adjust_(self, logits: torch.Tensor, batch: SamplingBatchInfo, bans: torch.Tensor | None) -> None:
+        """Applies everything that changes logits but the mask, which comes last, in the one order there is."""
         start = self._shape.start
         if self._sanitize:
-            tile.nan_to_num_(nan=_NONE, posinf=_INFINITE_LOGIT, neginf=_NONE)
+            logits.nan_to_num_(nan=_NONE, posinf=_INFINITE_LOGIT, neginf=_NONE)
         if batch.penalties is not None:
-            batch.penalties.apply_(tile, rows, start)
+            batch.penalties.apply_(logits, start)
         if bans is not None and batch.banned is not None:
-            batch.banned.add_to_(tile, rows, start, active=bans)
+            batch.banned.add_to_(logits, start, active=bans)
         if batch.bias is not None:
-            batch.bias.add_to_(tile, rows, start)
-        if mask_words is not None:
-            if tile.device not in self._mask_tables:
-                self._mask_tables[tile.device] = mask_table(tile.device)
-            apply_mask_(tile, mask_words[rows], self._mask_tables[tile.device])
+            batch.bias.add_to_(logits, start)
+
+    def _mask_table(self, device: torch.device) -> torch.Tensor:
+        if device not in self._mask_tables:
+            self._mask_tables[device] = mask_table(device)
+        return self._mask_tables[device]

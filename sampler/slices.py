@@ -93,6 +93,11 @@ def _sum_last(weights: torch.Tensor) -> torch.Tensor:
     if weights.device.type == "cpu":
         # Each output of the CPU kernel is one thread's work, in an order given by the length (a test holds it to that).
         return weights.sum(dim=-1)
+    return folded_sum(weights)
+
+
+def folded_sum(weights: torch.Tensor) -> torch.Tensor:
+    """Returns the sums over the last dimension by halving it again and again: elementwise adds only."""
     while (length := weights.shape[-1]) > 1:
         half = length // 2
         folded = weights[..., :half] + weights[..., half : 2 * half]

@@ -167,8 +167,9 @@ def test_penalties_count_output_and_see_the_prompt_once() -> None:
         batch.append_tokens(torch.tensor([token]))
     assert batch.penalties is not None
     for start, width in ((0, 6), (2, 4)):
-        logits = torch.tensor([[4.0, 4.0, 4.0, 4.0, -4.0, float("-inf")]])[:, start : start + width].clone()
-        batch.penalties.apply_(logits, slice(0, 1), start)
+        whole = torch.tensor([[4.0, 4.0, 4.0, 4.0, -4.0, float("-inf")]])
+        logits = whole[:, start : start + width].contiguous()
+        batch.penalties.apply_(logits, start)
         # 0: the prompt only; 1: once; 2: three times; 3: never; 4: once, below 0.
         expected = [2.0, (4 - 1.5) / 2, (4 - 2.5) / 2, 4.0, (-4 - 1.5) * 2, float("-inf")]
         assert logits.tolist() == [expected[start:]]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulated_ranks import SimulatedRank, run_simulated
 
 from sampler.search import Goal, find_thresholds
-from sampler.slices import block_masses, first_largest, group_maxima, largest_values
+from sampler.slices import block_masses, first_largest, folded_sum, group_maxima, largest_values
 from sampler.support import pick, strictly_greater
 
 _NONE = float("-inf")
@@ -66,6 +66,14 @@ def test_exp_is_elementwise_at_every_alignment_and_length() -> None:
             for length in (1, 2, 7, 31, 33, 1000, 40_001, 99_900):
                 assert torch.equal(values[start : start + length].exp(), whole[start : start + length])
                 assert torch.equal(values[start : start + length].clone().exp(), whole[start : start + length])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 32, 75, 2400])
+def test_the_folded_sum_is_a_sum_of_each_row_alone(length: int) -> None:
+    weights = torch.rand(3, 5, length, generator=torch.Generator().manual_seed(length))
+    sums = folded_sum(weights)
+    assert torch.allclose(sums.double(), weights.double().sum(dim=-1), rtol=1e-6)
+    assert torch.equal(folded_sum(weights[1:2, 3:4])[0, 0], sums[1, 3])
 
 
 def test_first_largest_takes_the_smallest_column() -> None:
