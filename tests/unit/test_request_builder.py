@@ -70,13 +70,6 @@ def cases(name: str, *values: Any) -> list[tuple[str, Any]]:
     return [(name, value) for value in values]
 
 
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 def test_a_plain_prompt() -> None:
     request = build(max_tokens=5, temperature=0.5, seed=3, id="mine")
     assert (request.prompt_token_ids, request.max_tokens, request.seed) == ([97, 98], 5, 3)
@@ -239,16 +232,19 @@ def test_a_prompt_beyond_the_kv_cache_names_the_field_that_was_sent(fields: dict
     assert error.info.param == next(iter(fields))
 
 
-def test_long_values_give_short_messages() -> None:
-    for fields in (
-        {"prompt_token_ids": ["x" * 100_000]},
-        {"prompt": "a", "x" * 100_000: 1},
-        {"prompt": "a", "stop": ["x" * 10] * 10_000},
-        {"prompt": "a", "regex": ["x" * 100_000]},
-        {"messages": [{"role": {"x": "y" * 100_000}}]},
-        {"messages": [{"role": "user", "content": [{"type": "z" * 100_000}]}]},
-    ):
-        error_of(fields)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"prompt_token_ids": ["x" * 100_000]}, id="prompt_token_ids"),
+        pytest.param({"prompt": "a", "x" * 100_000: 1}, id="unknown"),
+        pytest.param({"prompt": "a", "stop": ["x" * 10] * 10_000}, id="stop"),
+        pytest.param({"prompt": "a", "regex": ["x" * 100_000]}, id="regex"),
+        pytest.param({"messages": [{"role": {"x": "y" * 100_000}}]}, id="role"),
+        pytest.param({"messages": [{"role": "user", "content": [{"type": "z" * 100_000}]}]}, id="content"),
+    ],
+)
+def test_long_values_give_short_messages(fields: dict[str, Any]) -> None:
+    error_of(fields)
 
 
 @pytest.mark.parametrize("digits", [100, 5000])
@@ -284,15 +280,28 @@ def test_integers_of_any_length_are_refused(name: str, digits: int) -> None:
         "nonsense",
     ],
 )
-def test_values_nested_as_deep_as_the_wire_takes_are_refused(name: str) -> None:
-    frames_here = 0
-    frame: Any = sys._getframe()
-    while frame is not None:
-        frames_here, frame = frames_here + 1, frame.f_back
-    value = nested(sys.getrecursionlimit() - frames_here - 12)
-    fields = {name: value} if name in ("prompt", "prompt_token_ids", "messages") else {"prompt": "a", name: value}
-    with pytest.raises(RequestError):
-        builder().build(fields)
+def test_values_nested_as_deep_as_json_can_be_read_are_refused(name: str) -> None:
+    prompt = "" if name in {"prompt", "prompt_token_ids", "messages"} else '"prompt": "a", '
+    limit = sys.getrecursionlimit()
+    for depth in (100, *range(limit - 120, limit + 2)):
+        body = "{" + prompt + f'"{name}": ' + "[" * depth + "]" * depth + "}"
+        with pytest.raises(RequestError):
+            builder().parse(body)
+
+
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", "null", '"a"', "5", "[" * 100_000, '{"prompt": "a"} x', '{"seed": 1' + "0" * 5000]
+)
+def test_a_body_that_is_no_object_is_refused(body: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        builder().parse(body)
+    assert caught.value.info.code == "invalid_request"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_body_is_read_as_json() -> None:
+    request = builder().parse('{"prompt": "\\u00e9", "seed": 18446744073709551615, "id": null}')
+    assert (request.prompt_token_ids, request.seed) == (list("é".encode()), 2**64 - 1)
 
 
 _json = st.recursive(

@@ -1,0 +1,585 @@
+"""The leader between a client and the scheduler: a fake socket on one side, scripted tokens on the other."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grammar_sync.agreement import GrammarFailure, Verdict
+from runtime.intake import Patience
+from runtime.leader import Leader, LeaderLimits
+from runtime.messages import (
+    Abort,
+    Accepted,
+    Action,
+    AddSequence,
+    ClientMessage,
+    EndSequence,
+    EngineMessage,
+    ErrorInfo,
+    Finished,
+    Rejected,
+    Shutdown,
+    StopRanks,
+    Submit,
+    TokenDelta,
+)
+from runtime.request_builder import RequestBuilder, RequestLimits
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.sequence import Sequence as EngineSequence
+from runtime.tokenizer import Tokenizer
+
+EOS = 256
+
+
+class ByteTokenizer(Tokenizer):
+    """One id a byte, and the end of a text."""
+
+    def __init__(self) -> None:
+        self.size = 257
+        self.special_token_ids = frozenset({EOS})
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        assert isinstance(add_special_tokens, bool)
+        return list(text.encode())
+
+    def piece(self, token_id: int, previous_id: int | None) -> bytes:
+        assert previous_id is None or previous_id in range(self.size)
+        return bytes([token_id])
+
+
+class FakeSocket:
+    """The client's end; notes how long the leader was willing to wait."""
+
+    def __init__(self) -> None:
+        self.inbox: list[ClientMessage] = []
+        self.sent: list[EngineMessage] = []
+        self.timeouts_s: list[float] = []
+
+    def send(self, messages: list[EngineMessage]) -> None:
+        assert messages, "an empty list needs no message"
+        self.sent += messages
+
+    def receive(self, timeout_s: float) -> list[ClientMessage]:
+        self.timeouts_s.append(timeout_s)
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+
+class Bench:
+    """Leader and scheduler as the step loop joins them; the tokens come from ``scripts``, by request and choice."""
+
+    def __init__(self, *, grammar_timeout_s: float = 60.0) -> None:
+        self.socket = FakeSocket()
+        self.client_lives = True
+        tokenizer = ByteTokenizer()
+        builder = RequestBuilder(tokenizer, RequestLimits(257, 4096, 100_000))
+        limits = LeaderLimits(beat_s=9.0, grammar_wait_s=0.5, grammar_timeout_s=grammar_timeout_s)
+        self.leader = Leader(self.socket, builder, tokenizer, limits, lambda: self.client_lives)
+        self.scheduler = Scheduler(SchedulerLimits(64, 100_000, 1_000_000, 1), [EOS])
+        self.scripts: dict[int, list[int]] = {}
+        self.added: list[AddSequence] = []
+        self.stopped = False
+        self.step_number = 0
+        self.refusing: dict[int, str] = {}
+        self.failing: dict[int, ErrorInfo] = {}
+
+    def submit(self, request_id: int, **fields: Any) -> None:
+        self.socket.inbox.append(Submit(request_id, json.dumps({"prompt": "p"} | fields)))
+
+    def step(self, *, ready: Sequence[int] = (), failed: Mapping[int, str] | None = None) -> list[Action]:
+        """Runs one step; returns its actions."""
+        self.step_number += 1
+        actions = self.leader.collect(Patience.NONE)
+        for action in actions:
+            self._apply(action)
+        verdict = Verdict(self.step_number, tuple(ready), tuple(GrammarFailure(*one) for one in (failed or {}).items()))
+        for sequence in self.scheduler.apply(verdict):
+            self.leader.ended(sequence)
+        self.leader.grammars_ready(verdict.ready)
+        self.scheduler.release_finished()
+        plan = self.scheduler.plan(self.step_number)
+        tokens = [self._token(row.sequence_id) for row in plan.sampling_rows]
+        errors = [self.failing.get(row.sequence_id) for row in plan.sampling_rows]
+        for sequence in self.scheduler.commit(plan, tokens, errors):
+            refusal = None if sequence.error is not None else self.refusing.get(sequence.sequence_id)
+            if refusal is None:
+                self.leader.token(sequence)
+            else:
+                self.leader.refused(sequence, refusal)
+        self.scheduler.release_finished()
+        self.leader.flush()
+        return actions
+
+    def run(self, limit: int = 300) -> None:
+        """Steps until nothing runs and nothing is left to say."""
+        for _ in range(limit):
+            actions = self.step()
+            if not actions and not self.scheduler.has_work:
+                return
+        raise AssertionError("did not come to an end")
+
+    def _apply(self, action: Action) -> None:
+        match action:
+            case AddSequence():
+                self.added.append(action)
+                self.scheduler.add(EngineSequence.from_action(action))
+            case EndSequence():
+                ended = self.scheduler.end(action.sequence_id, action.finish_reason, action.error)
+                if ended is not None:
+                    self.leader.ended(ended)
+            case StopRanks():
+                self.stopped = True
+
+    def _token(self, sequence_id: int) -> int:
+        script = self.scripts[sequence_id]
+        position = len(self.scheduler[sequence_id].output_token_ids)
+        return script[position] if position < len(script) else EOS
+
+    def text(self, request_id: int, index: int = 0) -> str:
+        return "".join(delta.text for delta in self.deltas(request_id, index))
+
+    def token_ids(self, request_id: int, index: int = 0) -> list[int]:
+        return [token_id for delta in self.deltas(request_id, index) for token_id in delta.token_ids]
+
+    def deltas(self, request_id: int, index: int = 0) -> list[TokenDelta]:
+        return [
+            message
+            for message in self.socket.sent
+            if isinstance(message, TokenDelta) and (message.request_id, message.index) == (request_id, index)
+        ]
+
+    def finished(self, request_id: int, index: int = 0) -> Finished:
+        """Returns the one end of a choice, after which nothing may come."""
+        of_choice = [
+            message
+            for message in self.socket.sent
+            if isinstance(message, TokenDelta | Finished) and (message.request_id, message.index) == (request_id, index)
+        ]
+        ends = [message for message in of_choice if isinstance(message, Finished)]
+        assert len(ends) == 1
+        assert of_choice[-1] is ends[0], "something came after the end"
+        assert ends[0].usage.completion_tokens == len(self.token_ids(request_id, index))
+        assert ends[0].usage.total_tokens == ends[0].usage.prompt_tokens + ends[0].usage.completion_tokens
+        return ends[0]
+
+    def rejected(self) -> list[Rejected]:
+        return [message for message in self.socket.sent if isinstance(message, Rejected)]
+
+    def assert_nothing_left(self) -> None:
+        assert self.leader._streams == {}
+        assert self.leader._sequences_of == {}
+        assert self.scheduler._sequences == {}
+
+
+def script_of(text: str, *, eos: bool = True) -> list[int]:
+    return [*text.encode(), *([EOS] if eos else [])]
+
+
+def test_a_request_from_submit_to_finish() -> None:
+    bench = Bench()
+    bench.submit(5, prompt="abc", max_tokens=10)
+    bench.scripts[0] = script_of("hi 😀")
+    bench.run()
+    assert bench.socket.sent[0] == Accepted(5, 1)
+    assert bench.text(5) == "hi 😀"
+    assert bench.token_ids(5) == script_of("hi 😀")
+    finished = bench.finished(5)
+    assert (finished.finish_reason, finished.error) == ("stop", None)
+    assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (3, 8)
+    bench.assert_nothing_left()
+
+
+def test_a_token_is_told_as_soon_as_it_came() -> None:
+    bench = Bench()
+    bench.submit(0)
+    bench.scripts[0] = script_of("abc")
+    bench.step()
+    assert [delta.text for delta in bench.deltas(0)] == ["a"]
+    bench.step()
+    assert [delta.text for delta in bench.deltas(0)] == ["a", "b"]
+
+
+def test_max_tokens_ends_with_length_and_keeps_the_last_text() -> None:
+    bench = Bench()
+    bench.submit(0, max_tokens=3)
+    bench.scripts[0] = script_of("abcdef")
+    bench.run()
+    assert bench.text(0) == "abc"
+    assert bench.finished(0).finish_reason == "length"
+
+
+def test_a_character_cut_by_max_tokens_shows_as_replacement_only_at_the_end() -> None:
+    bench = Bench()
+    bench.submit(0, max_tokens=3)
+    bench.scripts[0] = script_of("a😀")
+    bench.run()
+    assert [delta.text for delta in bench.deltas(0)] == ["a", "", "\ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("output", "stop", "text", "tokens", "reason"),
+    [
+        ("abcDEFGHIJxyz", ["DEFGHIJ"], "abc", 10, "stop"),
+        ("ab,cd", ["b,c"], "a", 4, "stop"),
+        ("abcDEFGxHIJ", ["DEFGHIJ"], "abcDEFGxHIJ", 12, "stop"),
+        ("abcDEF", ["DEFGHIJ"], "abcDEF", 7, "stop"),
+        ("a😀b", ["😀"], "a", 5, "stop"),
+        ("stop", ["stop"], "", 4, "stop"),
+        ("xaab", ["aab", "b"], "x", 4, "stop"),
+        ("abc", "b", "a", 2, "stop"),
+    ],
+)
+def test_stop_strings(output: str, stop: Any, text: str, tokens: int, reason: str) -> None:
+    bench = Bench()
+    bench.submit(0, stop=stop)
+    bench.scripts[0] = script_of(output)
+    bench.run()
+    assert bench.text(0) == text
+    assert bench.finished(0).finish_reason == reason
+    assert bench.token_ids(0) == script_of(output)[:tokens]
+    bench.assert_nothing_left()
+
+
+def test_a_stop_string_at_the_very_last_token_is_a_stop_not_a_length() -> None:
+    bench = Bench()
+    bench.submit(0, stop=["cd"], max_tokens=4)
+    bench.submit(1, stop=["cx"], max_tokens=3)
+    bench.scripts = {0: script_of("abcdef"), 1: script_of("abcx")}
+    bench.run()
+    assert (bench.text(0), bench.finished(0).finish_reason) == ("ab", "stop")
+    assert (bench.text(1), bench.finished(1).finish_reason) == ("abc", "length"), "what was held back is released"
+
+
+def test_a_stop_string_ends_its_own_choice_in_the_next_step() -> None:
+    bench = Bench()
+    bench.submit(0, stop=["b"], n=2, max_tokens=8)
+    bench.scripts = {0: script_of("abzzz"), 1: script_of("xyzxyzxyz")}
+    bench.step()
+    bench.step()
+    assert bench.finished(0, 0).finish_reason == "stop"
+    assert bench.step() == [EndSequence(0, "stop")]
+    assert 0 not in bench.scheduler
+    bench.run()
+    assert (bench.text(0, 1), bench.finished(0, 1).finish_reason) == ("xyzxyzxy", "length")
+    bench.assert_nothing_left()
+
+
+def test_choices_share_prompt_and_seed_and_are_numbered() -> None:
+    bench = Bench()
+    bench.submit(3, n=3, prompt="ab", seed=11)
+    bench.submit(4, n=1)
+    bench.scripts = {index: script_of("xyz"[:index]) for index in range(4)}
+    bench.run()
+    assert bench.socket.sent[:2] == [Accepted(3, 3), Accepted(4, 1)]
+    assert [(one.sequence_id, one.choice) for one in bench.added] == [(0, 0), (1, 1), (2, 2), (3, 0)]
+    assert {one.seed for one in bench.added[:3]} == {11}
+    assert [bench.text(3, index) for index in range(3)] == ["", "x", "xy"]
+    assert [bench.finished(3, index).index for index in range(3)] == [0, 1, 2]
+    bench.assert_nothing_left()
+
+
+def test_choices_without_a_seed_share_one_that_was_minted() -> None:
+    bench = Bench()
+    bench.submit(0, n=4)
+    bench.submit(1)
+    actions = bench.leader.collect(Patience.NONE)
+    seeds = [action.seed for action in actions if isinstance(action, AddSequence)]
+    assert len(set(seeds[:4])) == 1
+    assert seeds[4] != seeds[0]
+
+
+def test_a_rejection_leaves_the_others_untouched() -> None:
+    bench = Bench()
+    bench.submit(0)
+    bench.submit(1, temperature=-0.1)
+    bench.submit(2, prompt=None, prompt_token_ids=[257])
+    bench.submit(3)
+    bench.scripts = {0: script_of("good"), 1: script_of("fine")}
+    bench.run()
+    assert [(message.request_id, message.error.param) for message in bench.rejected()] == [
+        (1, "temperature"),
+        (2, "prompt_token_ids"),
+    ]
+    assert (bench.text(0), bench.text(3)) == ("good", "fine")
+    assert [one.sequence_id for one in bench.added] == [0, 1], "no rank saw the bad ones"
+    bench.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"text"',
+        "[" * 100_000,
+        '{"prompt": "caf\\udce9"}',
+        '{"prompt": "a", "seed": 18446744073709551616}',
+        '{"prompt": "a", "seed": ' + "9" * 4000 + "}",
+        '{"prompt": "a", "seed": ' + "9" * 5000 + "}",
+        '{"prompt": "a", "temperature": NaN}',
+        '{"prompt": "a", "temperature": 1e999}',
+        '{"prompt": "a", "json_schema": ' + '{"not":' * 400 + "{}" + "}" * 400 + "}",
+    ],
+    ids=lambda body: body[:40],
+)
+def test_no_body_ends_the_leader(body: str) -> None:
+    bench = Bench()
+    bench.submit(0)
+    bench.socket.inbox.append(Submit(1, body))
+    bench.scripts[0] = script_of("fine")
+    bench.run()
+    (rejected,) = bench.rejected()
+    assert rejected.request_id == 1
+    assert bench.text(0) == "fine"
+    bench.assert_nothing_left()
+
+
+def test_an_abort_is_of_exactly_one_request() -> None:
+    bench = Bench()
+    for request_id in (1, 10, 11):
+        bench.submit(request_id, max_tokens=6)
+    bench.scripts = {index: script_of("abcdef", eos=False) for index in range(3)}
+    bench.step()
+    bench.socket.inbox.append(Abort(1))
+    assert bench.step() == [EndSequence(0, "abort")]
+    bench.run()
+    assert (bench.finished(1).finish_reason, bench.text(1)) == ("abort", "a")
+    for request_id in (10, 11):
+        assert (bench.finished(request_id).finish_reason, bench.text(request_id)) == ("length", "abcdef")
+    bench.assert_nothing_left()
+
+
+def test_an_abort_ends_every_choice_and_releases_what_was_held_back() -> None:
+    bench = Bench()
+    bench.submit(0, n=2, stop=["bcd"])
+    bench.scripts = {0: script_of("abc"), 1: script_of("xyz")}
+    bench.step()
+    bench.step()
+    bench.socket.inbox.append(Abort(0))
+    bench.run()
+    assert [bench.finished(0, index).finish_reason for index in range(2)] == ["abort", "abort"]
+    assert [bench.text(0, index) for index in range(2)] == ["ab", "xy"]
+    bench.assert_nothing_left()
+
+
+def test_aborts_that_find_nothing_are_ignored() -> None:
+    bench = Bench()
+    bench.socket.inbox.append(Abort(99))
+    assert bench.step() == []
+    bench.submit(0)
+    bench.scripts[0] = script_of("a")
+    bench.run()
+    bench.socket.inbox += [Abort(0), Abort(0)]
+    assert bench.step() == []
+    assert bench.finished(0).finish_reason == "stop"
+
+
+def test_two_aborts_of_one_request_end_it_once() -> None:
+    bench = Bench()
+    bench.submit(0)
+    bench.scripts[0] = script_of("abc")
+    bench.step()
+    bench.socket.inbox += [Abort(0), Abort(0)]
+    bench.run()
+    assert bench.finished(0).finish_reason == "abort"
+    bench.assert_nothing_left()
+
+
+def test_an_abort_before_the_first_step() -> None:
+    bench = Bench()
+    bench.submit(0)
+    bench.socket.inbox.append(Abort(0))
+    bench.run()
+    assert bench.finished(0).finish_reason == "abort"
+    assert bench.finished(0).usage.completion_tokens == 0
+    bench.assert_nothing_left()
+
+
+def test_a_grammar_that_is_never_ready_times_out_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(grammar_timeout_s=10.0)
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    bench.submit(0, regex="a+", n=2)
+    bench.submit(1, regex="b+", max_tokens=4)
+    bench.submit(2, max_tokens=4)
+    bench.scripts = {0: [], 1: [], 2: script_of("bbbbb"), 3: script_of("ccccc")}
+    bench.step()
+    bench.step(ready=[2])
+    now_s[0] = 109.9
+    assert bench.step() == []
+    now_s[0] = 110.1
+    bench.step()
+    bench.run()
+    for index in range(2):
+        finished = bench.finished(0, index)
+        assert finished.finish_reason == "error"
+        assert finished.error is not None
+        assert finished.error.code == "timeout"
+        assert "10 s" in finished.error.message
+    assert (bench.text(1), bench.text(2)) == ("bbbb", "cccc")
+    bench.assert_nothing_left()
+
+
+def test_a_grammar_that_was_ready_never_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(grammar_timeout_s=1.0)
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    bench.submit(0, regex="a+", max_tokens=5)
+    bench.scripts[0] = script_of("aaaaa")
+    bench.step()
+    bench.step(ready=[0])
+    now_s[0] = 1000.0
+    bench.run()
+    assert (bench.text(0), bench.finished(0).finish_reason) == ("aaaaa", "length")
+
+
+def test_a_grammar_that_does_not_compile_ends_its_request() -> None:
+    bench = Bench()
+    bench.submit(0, regex="(")
+    bench.submit(1)
+    bench.scripts = {1: script_of("ok")}
+    bench.step(failed=None)
+    bench.step(failed={0: "unclosed group at position 0"})
+    bench.run()
+    finished = bench.finished(0)
+    assert finished.error == ErrorInfo("grammar_error", "unclosed group at position 0")
+    assert bench.text(1) == "ok"
+    bench.assert_nothing_left()
+
+
+def test_an_abort_while_the_grammar_compiles() -> None:
+    bench = Bench()
+    bench.submit(0, regex="a+")
+    bench.step()
+    bench.socket.inbox.append(Abort(0))
+    bench.step()
+    assert bench.finished(0).finish_reason == "abort"
+    bench.assert_nothing_left()
+
+
+def test_a_token_that_its_grammar_refused_ends_the_request_loudly() -> None:
+    bench = Bench()
+    bench.submit(0, regex="a+")
+    bench.submit(1)
+    bench.scripts = {0: script_of("aab"), 1: script_of("other")}
+    bench.step()
+    bench.step(ready=[0])
+    bench.refusing[0] = "token 97 refused in state 3"
+    bench.step()
+    bench.run()
+    finished = bench.finished(0)
+    assert (finished.finish_reason, finished.error) == (
+        "error",
+        ErrorInfo("grammar_error", "token 97 refused in state 3"),
+    )
+    assert bench.text(0) == "a", "the refused token is not part of the output"
+    assert bench.text(1) == "other"
+    bench.assert_nothing_left()
+
+
+def test_a_row_that_cannot_be_sampled_ends_its_request() -> None:
+    bench = Bench()
+    bench.submit(0)
+    bench.submit(1)
+    bench.scripts = {0: script_of("abc"), 1: script_of("other")}
+    bench.step()
+    error = ErrorInfo("sampling_error", "step 2, stage 0: a logit is NaN or +inf")
+    bench.failing[0] = error
+    bench.run()
+    finished = bench.finished(0)
+    assert (finished.finish_reason, finished.error, bench.text(0)) == ("error", error, "a")
+    assert bench.text(1) == "other"
+    bench.assert_nothing_left()
+
+
+def test_shutdown_ends_all_requests_and_the_ranks() -> None:
+    bench = Bench()
+    bench.submit(0, n=2)
+    bench.submit(1, regex="a+")
+    bench.scripts = {0: script_of("abcdef"), 1: script_of("ghijkl")}
+    bench.step()
+    bench.submit(2)
+    bench.socket.inbox.append(Shutdown())
+    actions = bench.step()
+    assert actions[-1] == StopRanks()
+    assert bench.stopped
+    for request_id, choices in ((0, 2), (1, 1), (2, 1)):
+        for index in range(choices):
+            assert bench.finished(request_id, index).finish_reason == "abort"
+    bench.assert_nothing_left()
+
+
+def test_the_death_of_the_client_stops_the_ranks() -> None:
+    bench = Bench()
+    bench.submit(0)
+    bench.scripts[0] = script_of("abc")
+    bench.step()
+    assert not bench.stopped
+    bench.client_lives = False
+    bench.step()
+    assert bench.stopped
+
+
+def test_how_long_the_leader_waits() -> None:
+    bench = Bench()
+    for patience in (Patience.LONG, Patience.BRIEF, Patience.NONE):
+        assert bench.leader.collect(patience) == []
+    assert bench.socket.timeouts_s == [9.0, 0.5, 0.0]
+    bench.submit(0, stop=["a"])
+    bench.scripts[0] = script_of("a")
+    bench.step()
+    bench.leader.collect(Patience.LONG)
+    assert bench.socket.timeouts_s[-1] == 0.0, "an action that waits must not wait for the client"
+
+
+_output = st.text(alphabet="ab,😀é", max_size=12)
+_request = st.fixed_dictionaries(
+    {
+        "stop": st.lists(st.text(alphabet="ab,😀", min_size=1, max_size=3), max_size=2),
+        "max_tokens": st.integers(1, 30),
+        "n": st.integers(1, 2),
+        "ignore_eos": st.booleans(),
+    }
+)
+
+
+@given(requests=st.lists(st.tuples(_request, _output, st.integers(0, 6)), min_size=1, max_size=4), data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_every_choice_ends_once_and_its_deltas_are_its_text(
+    requests: list[tuple[dict[str, Any], str, int]], data: st.DataObject
+) -> None:
+    bench = Bench()
+    sequence_id = 0
+    for number, (fields, output, _) in enumerate(requests):
+        bench.submit(number, **fields)
+        for _ in range(fields["n"]):
+            bench.scripts[sequence_id] = script_of(output)
+            sequence_id += 1
+    aborted = {number for number, (_, _, at) in enumerate(requests) if at > 3}
+    for step in range(3):
+        bench.step()
+        bench.socket.inbox += [Abort(number) for number in sorted(aborted) if requests[number][2] - 4 == step]
+    bench.run()
+    for number, (fields, _, _) in enumerate(requests):
+        for index in range(fields["n"]):
+            finished = bench.finished(number, index)
+            ids = bench.token_ids(number, index)
+            text = bench.text(number, index)
+            kept = bytes(one for one in ids if one != EOS).decode(errors="replace")
+            assert finished.finish_reason in {"stop", "length", *({"abort"} if number in aborted else ())}
+            assert kept.startswith(text)
+            assert all(stop not in text for stop in fields["stop"])
+            if finished.finish_reason != "stop" or not fields["stop"]:
+                assert text == kept
+            if finished.finish_reason == "length":
+                assert len(ids) == fields["max_tokens"]
+    bench.assert_nothing_left()
