@@ -67,7 +67,9 @@ class SamplingPart:
     def sample(
         self, plan: StepPlan, sequences: Rows[Sequence], logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ids and ``RowReason`` values, [B] int64 each, of a plan's sampling rows; all ranks of the stage call it.
+        """Returns ids and ``RowReason`` values, [B] int64 each, of a plan's sampling rows.
+
+        All ranks of the stage call it.
 
         Args:
             plan: The step's plan.

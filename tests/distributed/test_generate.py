@@ -60,8 +60,8 @@ BAD: dict[str, tuple[dict[str, Any], str | None]] = {
     "long prompt": ({"prompt": "a b " * 600}, "prompt"),
     "bias key": ({"prompt": "a", "logit_bias": {"320": 1}}, "logit_bias"),
     "two grammars": ({"prompt": "a", "regex": "a", "choice": ["b"]}, "choice"),
-    "regex": ({"prompt": "a", "regex": "("}, None),
-    "ebnf": ({"prompt": "a", "ebnf": "root ::= foo"}, None),
+    "bad regex": ({"prompt": "a", "regex": "("}, None),
+    "bad ebnf": ({"prompt": "a", "ebnf": "root ::= foo"}, None),
     "template": ({"messages": [{"role": "user", "content": "hi"}]}, "messages"),
 }
 NOT_JSON = '{"prompt": "a", '
@@ -161,7 +161,7 @@ def test_bad_request_gets_its_own_error(name: str, records: dict[Any, list[dict[
     if param is not None:
         assert param in record["error"]["message"]
         value = fields.get(param)
-        if isinstance(value, (int, float)):
+        if isinstance(value, (int, float)) and name != "unknown field":
             assert str(value) in record["error"]["message"]
 
 
@@ -173,12 +173,11 @@ def test_line_that_is_no_request(records: dict[Any, list[dict[str, Any]]]) -> No
 
 def test_stop_strings_and_stdin(model: Path) -> None:
     """A stop string of the greedy text's middle cuts it there, whatever token borders it spans; read from stdin."""
-    request = {"prompt": "One two", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    request = {"prompt": "One two", "temperature": 0, "max_tokens": 40, "regex": "[a-z]{24}"}
     arguments = (*LOCKSTEP, "generate", "--model", str(model), "--input", "-")
     (whole,) = run(*arguments, stdin=json.dumps(request).encode()).records()
     text: str = whole["text"]
-    stops = [text[at : at + 3] for at in range(4, 12) if "\ufffd" not in text[at : at + 3]]
-    assert stops
+    stops = [text[at : at + 3] for at in range(4, 12)]
     lines = [json.dumps({**request, "stop": stop}) for stop in stops]
     cut = run(*arguments, stdin="\n".join(lines).encode())
     assert cut.returncode == ExitCode.OK
