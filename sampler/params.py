@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -17,10 +17,15 @@ _MAX_SEED = 2**64 - 1
 _MAX_CHOICES = 128
 _MAX_STOP_STRINGS = 16
 _MAX_LOGPROBS = 20
+_MAX_NAMED_LOGPROBS = 128
+_MAX_BAD_WORDS = 256
+_MAX_BAD_WORD_TOKENS = 64
+_MAX_PROCESSORS = 16
 _MAX_TOP_K = 2**31 - 1
 _TOKEN_ID = re.compile(r"-?[0-9]+")
 
 FilterOrder = Literal["joint", "top_k_first"]
+LogprobsMode = Literal["raw", "processed"]
 
 
 class SamplingParamsError(ValueError):
@@ -34,6 +39,18 @@ class SamplingParamsError(ValueError):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class ProcessorCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A registered logit processor and what a request passes to it.
+
+    Attributes:
+        name: The name it is registered by.
+        args: Its arguments, as decoded from JSON.
+    """
+
+    name: str
+    args: dict[str, Any] = {}
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,8 +73,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         frequency_penalty: −2 to 2, times how often an id was generated.
         presence_penalty: −2 to 2, once for an id that was generated.
         repetition_penalty: 0.001 to 1000, once for an id of the prompt or of the output; 1 = off.
-        logprobs: Not supported yet.
-        prompt_logprobs: Not supported yet.
+        allowed_token_ids: The only ids that may be drawn, at least one; None = all.
+        banned_token_ids: Ids that are never drawn.
+        bad_words: At most 256 texts, or lists of 1 to 64 token ids, that the output never contains: the last id of one
+            is banned wherever the ids before it were just generated.
+        logit_processors: At most 16 registered processors, applied to the model's output in this order.
+        logprobs: 0 to 20: report the logprob of each generated token and of this many most likely ones.
+        logprob_token_ids: At most 128 ids whose logprobs are reported at every generated token.
+        prompt_logprobs: 0 to 20: report the same of every prompt token but the first.
+        logprobs_mode: ``raw`` is of the model's output; ``processed`` is of what is drawn from before the filters:
+            after processors, penalties, bias, bans, mask and temperature.
+        return_support: Whether to report the ids that could have been drawn, with their logprobs.
     """
 
     max_tokens: int | None = None
@@ -76,8 +102,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    logit_processors: tuple[ProcessorCall, ...] = ()
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    logprobs_mode: LogprobsMode = "raw"
+    return_support: bool = False
 
     @classmethod
     def parse(cls, fields: Mapping[str, object], *, vocab_size: int, max_model_len: int) -> SamplingParams:
@@ -117,6 +150,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Whether the row's logits depend on the tokens before."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether logprobs of generated tokens are reported."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
+
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     """What one row of a batch, which is one choice of one request, needs at draw time.
@@ -127,14 +165,17 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
         choice: Which of the request's ``n`` choices the row is, from 0.
         stop_ids: Ids banned while fewer than ``min_tokens`` tokens were generated: end-of-sequence ids and
             ``stop_token_ids``.
-        prompt_ids: The prompt; read when the row has penalties.
-        output_ids: The tokens generated so far, when a row (re)joins a batch; read when the row has penalties.
+        bad_words_token_ids: ``params.bad_words`` as token ids: a text gives one sequence for each way it is tokenized.
+        prompt_ids: The prompt; read when the row has penalties or logit processors.
+        output_ids: The tokens generated so far, when a row (re)joins a batch; read when the row has penalties, bad
+            words or logit processors.
     """
 
     params: SamplingParams
     seed: int
     choice: int = 0
     stop_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
 
@@ -147,6 +188,8 @@ def _check(name: str, value: object, vocab_size: int, max_model_len: int) -> obj
         "seed": (0, _MAX_SEED),
         "n": (1, _MAX_CHOICES),
         "min_tokens": (0, max_model_len),
+        "logprobs": (0, _MAX_LOGPROBS),
+        "prompt_logprobs": (0, _MAX_LOGPROBS),
     }
     numbers = {
         "temperature": (0.0, _MAX_TEMPERATURE),
@@ -159,13 +202,21 @@ def _check(name: str, value: object, vocab_size: int, max_model_len: int) -> obj
         return _integer(name, value, *integers[name])
     if name in numbers:
         return _number(name, value, *numbers[name])
-    if name in {"logprobs", "prompt_logprobs"}:
-        _integer(name, value, 0, _MAX_LOGPROBS)
-        raise SamplingParamsError(name, f"{name} is not supported yet")
-    if name == "stop_token_ids":
-        return _token_ids(name, value, vocab_size)
+    if name in {"ignore_eos", "return_support"}:
+        return _flag(name, value)
+    return _check_listed(name, value, vocab_size)
+
+
+def _check_listed(name: str, value: object, vocab_size: int) -> object:
+    """Returns the checked value of a field that is no plain number."""
+    if name in _ID_LISTS:
+        return _token_ids(name, value, vocab_size, *_ID_LISTS[name])
     if name == "logit_bias":
         return _logit_bias(value, vocab_size)
+    if name == "bad_words":
+        return _bad_words(value, vocab_size)
+    if name in _CHOICES:
+        return _choice(name, value, _CHOICES[name])
     return _OTHER_FIELDS[name](value)
 
 
@@ -207,14 +258,54 @@ def _stop(value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _token_ids(name: str, value: object, vocab_size: int) -> tuple[int, ...]:
-    allowed = f"a list of token ids from 0 to {vocab_size - 1}"
-    if not isinstance(value, list | tuple):
+def _token_ids(name: str, value: object, vocab_size: int, low: int, high: int | None) -> tuple[int, ...]:
+    """Returns distinct ids, ``low`` to ``high`` of them."""
+    size = f"at least {low} " if low else "" if high is None else f"at most {high} "
+    allowed = f"a list of {size}token ids from 0 to {vocab_size - 1}"
+    if not isinstance(value, list | tuple) or len(value) < low or (high is not None and len(value) > high):
         _refuse(name, value, allowed)
     for token_id in value:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+        if not _is_token_id(token_id, vocab_size):
             _refuse(name, token_id, allowed)
     return tuple(dict.fromkeys(value))
+
+
+def _is_token_id(value: object, vocab_size: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
+
+
+def _bad_words(value: object, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:
+    allowed = (
+        f"a list of at most {_MAX_BAD_WORDS} texts, none empty, or lists of 1 to {_MAX_BAD_WORD_TOKENS} token ids "
+        f"from 0 to {vocab_size - 1}"
+    )
+    if not isinstance(value, list | tuple) or len(value) > _MAX_BAD_WORDS:
+        _refuse("bad_words", value, allowed)
+    words: list[str | tuple[int, ...]] = []
+    for word in value:
+        if isinstance(word, str) and word:
+            words.append(word)
+            continue
+        if not isinstance(word, list | tuple) or not 1 <= len(word) <= _MAX_BAD_WORD_TOKENS:
+            _refuse("bad_words", word, allowed)
+        if not all(_is_token_id(token_id, vocab_size) for token_id in word):
+            _refuse("bad_words", word, allowed)
+        words.append(tuple(word))
+    return tuple(words)
+
+
+def _logit_processors(value: object) -> tuple[ProcessorCall, ...]:
+    """Returns the calls; whether the names are registered and the arguments fit, the registry says."""
+    allowed = f'a list of at most {_MAX_PROCESSORS} objects {{"name": text, "args": object}}'
+    if not isinstance(value, list | tuple) or len(value) > _MAX_PROCESSORS:
+        _refuse("logit_processors", value, allowed)
+    calls = []
+    for call in value:
+        try:
+            calls.append(msgspec.convert(call, ProcessorCall))
+        except msgspec.ValidationError:
+            _refuse("logit_processors", call, allowed)
+    return tuple(calls)
 
 
 def _logit_bias(value: object, vocab_size: int) -> dict[int, float]:
@@ -233,21 +324,28 @@ def _logit_bias(value: object, vocab_size: int) -> dict[int, float]:
     return checked
 
 
-def _ignore_eos(value: object) -> bool:
+def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        _refuse("ignore_eos", value, "true or false")
+        _refuse(name, value, "true or false")
     return value
 
 
-def _filter_order(value: object) -> object:
-    if value not in ("joint", "top_k_first"):
-        _refuse("filter_order", value, '"joint" or "top_k_first"')
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> object:
+    if value not in allowed:
+        _refuse(name, value, " or ".join(f'"{word}"' for word in allowed))
     return value
 
 
+# Least and most ids of a list.
+_ID_LISTS: dict[str, tuple[int, int | None]] = {
+    "stop_token_ids": (0, None),
+    "allowed_token_ids": (1, None),
+    "banned_token_ids": (0, None),
+    "logprob_token_ids": (0, _MAX_NAMED_LOGPROBS),
+}
+_CHOICES = {"filter_order": ("joint", "top_k_first"), "logprobs_mode": ("raw", "processed")}
 _OTHER_FIELDS: dict[str, Callable[[object], object]] = {
     "top_p": _top_p,
     "stop": _stop,
-    "ignore_eos": _ignore_eos,
-    "filter_order": _filter_order,
+    "logit_processors": _logit_processors,
 }

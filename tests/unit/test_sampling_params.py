@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from sampler.params import SamplingParams, SamplingParamsError
+from sampler.params import ProcessorCall, SamplingParams, SamplingParamsError
 
 _VOCAB = 49_152
 _CONTEXT = 2_048
@@ -68,6 +69,18 @@ def test_defaults_and_nulls() -> None:
         ("frequency_penalty", -2, -2.0),
         ("presence_penalty", 2.0, 2.0),
         ("repetition_penalty", 0.5, 0.5),
+        ("allowed_token_ids", [5, 0, 5], (5, 0)),
+        ("banned_token_ids", [], ()),
+        ("banned_token_ids", [_VOCAB - 1], (_VOCAB - 1,)),
+        ("bad_words", ["damn", [5, 6], [7]], ("damn", (5, 6), (7,))),
+        ("logit_processors", [{"name": "a"}], (ProcessorCall(name="a"),)),
+        ("logit_processors", [{"name": "a", "args": {"x": 1}}], (ProcessorCall(name="a", args={"x": 1}),)),
+        ("logprobs", 0, 0),
+        ("logprobs", 20, 20),
+        ("logprob_token_ids", [3, 3, 4], (3, 4)),
+        ("prompt_logprobs", 0, 0),
+        ("logprobs_mode", "processed", "processed"),
+        ("return_support", True, True),
     ],
 )
 def test_good_values(field: str, value: object, expected: object) -> None:
@@ -120,6 +133,24 @@ def test_good_values(field: str, value: object, expected: object) -> None:
         ("repetition_penalty", [0, -1, 0.0001, 1001, _NAN, _INF, True, "1"]),
         ("logprobs", [-1, 21, 1.5, True, "5"]),
         ("prompt_logprobs", [-1, 21, 1.5, True, "5"]),
+        ("allowed_token_ids", [[], [_VOCAB], [-1], ["5"], [True], 5, {"5": 1}]),
+        ("banned_token_ids", [[_VOCAB], [-1], [1.0], "5", 5]),
+        ("bad_words", [[""], [[]], [[_VOCAB]], [[True]], [5], "damn", ["a"] * 257, [[1] * 65], [None]]),
+        (
+            "logit_processors",
+            [
+                "a",
+                ["a"],
+                [{}],
+                [{"name": 5}],
+                [{"name": "a", "args": []}],
+                [{"name": "a", "code": "x"}],
+                [{"name": "a"}] * 17,
+            ],
+        ),
+        ("logprob_token_ids", [[_VOCAB], [-1], 5, list(range(129))]),
+        ("logprobs_mode", ["RAW", "", 1, True, ["raw"], "logits"]),
+        ("return_support", [0, 1, "true", []]),
     ],
 )
 def test_bad_values_name_field_and_range(field: str, values: list[object]) -> None:
@@ -141,12 +172,23 @@ def test_unknown_fields_are_refused_by_name() -> None:
     assert error.value.param == "best_of"
 
 
-@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
-@pytest.mark.parametrize("value", [0, 5, 20])
-def test_logprobs_are_refused_clearly_for_now(field: str, value: int) -> None:
-    with pytest.raises(SamplingParamsError, match=f"^{field} is not supported yet$") as error:
-        _parse(**{field: value})
-    assert error.value.param == field
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [({}, False), ({"logprobs": 0}, True), ({"logprob_token_ids": [4]}, True), ({"prompt_logprobs": 3}, False)],
+)
+def test_who_asks_for_logprobs(fields: dict[str, object], asked: bool) -> None:
+    assert _parse(**fields).has_logprobs is asked
+
+
+def test_parameters_travel_as_json() -> None:
+    params = _parse(
+        logit_processors=[{"name": "a", "args": {"x": [1, {"y": None}]}}],
+        bad_words=["x", [1, 2]],
+        allowed_token_ids=[3],
+        logit_bias={"4": 1},
+    )
+    assert msgspec.json.decode(msgspec.json.encode(params), type=SamplingParams) == params
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 def test_min_tokens_is_at_most_max_tokens() -> None:
