@@ -5,6 +5,7 @@ Importable without torch. Names are OpenAI's, else vLLM's.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
@@ -21,6 +22,7 @@ _MAX_NAMED_LOGPROBS = 128
 _MAX_BAD_WORDS = 256
 _MAX_BAD_WORD_TOKENS = 64
 _MAX_PROCESSORS = 16
+_MAX_ARGS_DEPTH = 32
 _MAX_TOP_K = 2**31 - 1
 _TOKEN_ID = re.compile(r"-?[0-9]+")
 
@@ -126,9 +128,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """
         unknown = [name for name in fields if name not in cls.__struct_fields__]
         if unknown:
-            raise SamplingParamsError(
-                unknown[0], f"{unknown[0]} is no sampling parameter; there are {', '.join(cls.__struct_fields__)}"
-            )
+            near = difflib.get_close_matches(unknown[0][:40], cls.__struct_fields__, n=3)
+            hint = f"; the nearest are {', '.join(near)}" if near else ""
+            raise SamplingParamsError(unknown[0], f"{unknown[0][:80]} is no sampling parameter{hint}")
         given = {name: value for name, value in fields.items() if value is not None}
         checked: dict[str, object] = {}
         for name, value in given.items():
@@ -224,7 +226,10 @@ def _refuse(name: str, value: object, allowed: str) -> NoReturn:
     if isinstance(value, int) and value.bit_length() > 128:
         shown = f"an integer of {value.bit_length()} bits"
     else:
-        shown = text if len(text := repr(value)) <= 80 else f"{text[:77]}..."
+        try:
+            shown = text if len(text := repr(value)) <= 80 else f"{text[:77]}..."
+        except RecursionError:
+            shown = f"a deeply nested {type(value).__name__}"
     raise SamplingParamsError(name, f"{name} must be {allowed}, not {shown}")
 
 
@@ -301,11 +306,24 @@ def _logit_processors(value: object) -> tuple[ProcessorCall, ...]:
         _refuse("logit_processors", value, allowed)
     calls = []
     for call in value:
+        if _depth(call, _MAX_ARGS_DEPTH + 1) > _MAX_ARGS_DEPTH:
+            _refuse("logit_processors", call, f"{allowed}, nested {_MAX_ARGS_DEPTH} deep at most")
         try:
-            calls.append(msgspec.convert(call, ProcessorCall))
-        except msgspec.ValidationError:
-            _refuse("logit_processors", call, allowed)
+            checked = msgspec.convert(call, ProcessorCall)
+            # What cannot travel to the ranks, such as an integer of more than 64 bits, is refused here.
+            msgspec.msgpack.encode(checked)
+        except (msgspec.ValidationError, OverflowError):
+            _refuse("logit_processors", call, f"{allowed}, integers of 64 bits at most")
+        calls.append(checked)
     return tuple(calls)
+
+
+def _depth(value: object, limit: int) -> int:
+    """Returns how deep lists and objects are nested, looking no deeper than ``limit``."""
+    if limit == 0 or not isinstance(value, list | tuple | Mapping):
+        return 0
+    parts = value.values() if isinstance(value, Mapping) else value
+    return 1 + max((_depth(part, limit - 1) for part in parts), default=0)
 
 
 def _logit_bias(value: object, vocab_size: int) -> dict[int, float]:

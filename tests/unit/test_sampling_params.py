@@ -22,6 +22,13 @@ def _parse(**fields: Any) -> SamplingParams:
     return SamplingParams.parse(fields, vocab_size=_VOCAB, max_model_len=_CONTEXT)
 
 
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def test_defaults_and_nulls() -> None:
     params = _parse()
     assert params == SamplingParams()
@@ -146,6 +153,9 @@ def test_good_values(field: str, value: object, expected: object) -> None:
                 [{"name": "a", "args": []}],
                 [{"name": "a", "code": "x"}],
                 [{"name": "a"}] * 17,
+                [{"name": "a", "args": {"x": 2**64}}],
+                [{"name": "a", "args": {"x": _nested(40)}}],
+                [{"name": "a", "args": {"x": _nested(100_000)}}],
             ],
         ),
         ("logprob_token_ids", [[_VOCAB], [-1], 5, list(range(129))]),
