@@ -12,6 +12,10 @@ from pp.link import StageLink, Tag
 from tp.group import TensorParallelGroup
 
 
+_WARM_UP_ELEMENTS = 1024
+"""More than fits beside a header, so that a tensor of its own travels."""
+
+
 @dataclass(frozen=True)
 class RankGroups:
     """What a rank communicates through."""
@@ -53,10 +57,11 @@ def build_groups(tp_size: int, pp_size: int, *, timeout_s: float, device: torch.
     return RankGroups(group, link)
 
 
-def warm_up(groups: RankGroups) -> None:
+def warm_up(groups: RankGroups, device: torch.device | None = None) -> None:
     """Runs one operation on each group and between each pair of stages, so that the first step finds them connected."""
     group, link = groups.tensor_parallel, groups.link
-    group.all_reduce_sum_(torch.zeros(1))
+    ones = torch.ones(_WARM_UP_ELEMENTS, device=device)
+    group.all_reduce_sum_(ones)
     group.broadcast_frame(b"" if group.rank == 0 else None)
     group.all_gather_object(group.rank)
     others = [stage for stage in range(link.size) if stage != link.stage]
@@ -64,6 +69,11 @@ def warm_up(groups: RankGroups) -> None:
         link.send_frame(b"warm-up", stage, Tag.WARM_UP)
     for stage in others:
         link.receive_frame(stage, Tag.WARM_UP)
+    # Hidden states go from each stage to the next over the device's backend, which connects at first use.
+    if not link.is_last:
+        link.send_tensor(ones, link.stage + 1, Tag.HIDDEN)
+    if not link.is_first:
+        link.receive_tensor(link.stage - 1, Tag.HIDDEN, shape=(_WARM_UP_ELEMENTS,), dtype=torch.float32)
     link.drain()
 
 

@@ -89,7 +89,7 @@ class Rank:
             timeout=timedelta(seconds=options.group_timeout_s),
         )
         groups = build_groups(options.tp, options.pp, timeout_s=options.group_timeout_s, device=device)
-        warm_up(groups)
+        warm_up(groups, device)
         engine, ready = self._build(groups, device)
         meet(store, "loaded", environment, options.start_timeout_s)
         self.phase = "run"

@@ -29,8 +29,6 @@ from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
 from sampler.params import SamplingParams
 
-CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True)
 class Job:
@@ -49,7 +47,7 @@ class Job:
 class Case:
     """What a group of ranks runs.
 
-    ``compile_delay_s`` and ``stall_s`` bound random delays of first-stage compiles and of one forward pass on a later
+    ``device`` is ``cpu``, or ``cuda`` for one GPU a rank. ``compile_delay_s`` and ``stall_s`` bound random delays of first-stage compiles and of one forward pass on a later
     stage; ``seed`` draws them.
     """
 
@@ -61,6 +59,7 @@ class Case:
     max_batch_tokens: int = 2048
     kv_cache_tokens: int = 1 << 16
     rounds: int = 1
+    device: str = "cpu"
     seed: int = 0
     compile_delay_s: float = 0.0
     stall_s: float = 0.0
@@ -203,13 +202,14 @@ def grammar(**fields: Any) -> GrammarSpec:
 def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
     """Runs ``case`` on this rank; for ``ranks.run_ranks``."""
     assert world_size == case.tp * case.pp
-    groups = build_groups(case.tp, case.pp, timeout_s=60)
-    warm_up(groups)
+    device = torch.device("cpu") if case.device == "cpu" else torch.device(case.device, rank)
+    groups = build_groups(case.tp, case.pp, timeout_s=60, device=device)
+    warm_up(groups, device)
     checkpoint = open_checkpoint(case.model)
     config = checkpoint.config
     layers = layer_ranges(config.num_layers, case.pp)[groups.link.stage]
     stage = StallingStage(
-        config, WeightReader(checkpoint), layers, groups.tensor_parallel, dtype=torch.float32, device=CPU
+        config, WeightReader(checkpoint), layers, groups.tensor_parallel, dtype=torch.float32, device=device
     )
     tokenizers = []
     if groups.link.is_first:

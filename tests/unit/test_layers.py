@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,14 @@ def test_no_assert_and_no_global(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     bad = [node.lineno for node in ast.walk(tree) if isinstance(node, (ast.Assert, ast.Global))]
     assert bad == []
+
+
+def test_every_error_stands_in_the_documented_tree() -> None:
+    documented = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            bases = {base.id for base in getattr(node, "bases", []) if isinstance(base, ast.Name)}
+            if isinstance(node, ast.ClassDef) and bases & {"ValueError", "RuntimeError", "BaseException"}:
+                assert re.search(rf"\b{node.name}\b", documented), (
+                    f"{path.name}: {node.name} is not in the tree of errors"
+                )
