@@ -11,7 +11,6 @@ import torch.distributed as dist
 from pp.link import StageLink, Tag
 from tp.group import TensorParallelGroup
 
-
 _WARM_UP_ELEMENTS = 1024
 """More than fits beside a header, so that a tensor of its own travels."""
 

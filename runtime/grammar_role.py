@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
-
 from grammar_sync.agreement import Verdict, agree
 from grammar_sync.manager import GrammarManager, GrammarRefusal
 from grammar_sync.masks import MaskExchange
@@ -65,7 +63,7 @@ class FirstStageGrammars:
         return verdict
 
     def send_masks(self, plan: StepPlan) -> None:
-        """Fills the masks of a plan's constrained rows, in row order, and sends this rank's vocabulary slice of them."""
+        """Fills the masks of a plan's constrained rows, in row order; sends this rank's vocabulary slice of them."""
         if not plan.constrained_rows:
             return
         rows = plan.sampling_rows

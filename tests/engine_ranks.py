@@ -47,8 +47,8 @@ class Job:
 class Case:
     """What a group of ranks runs.
 
-    ``device`` is ``cpu``, or ``cuda`` for one GPU a rank. ``compile_delay_s`` and ``stall_s`` bound random delays of first-stage compiles and of one forward pass on a later
-    stage; ``seed`` draws them.
+    ``device`` is ``cpu``, or ``cuda`` for one GPU a rank. ``compile_delay_s`` and ``stall_s`` bound random delays of
+    first-stage compiles and of one forward pass on a later stage; ``seed`` draws them.
     """
 
     model: Path
@@ -221,7 +221,7 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
     groups.link.observer = lambda *record: observed.append(record)
     plans, outputs = [], []
     for number in range(case.rounds):
-        draw = random.Random(f"{case.seed}/{number}/{rank}")  # noqa: S311
+        draw = random.Random(f"{case.seed}/{number}/{rank}")
         stage.stall_once(draw, case.stall_s if groups.link.stage > 0 and draw.random() < 0.5 else 0.0)
         first_stage = None
         if tokenizers:
