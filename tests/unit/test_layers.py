@@ -64,7 +64,11 @@ def test_every_error_stands_in_the_documented_tree() -> None:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             bases = {base.id for base in getattr(node, "bases", []) if isinstance(base, ast.Name)}
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and bases & {"ValueError", "RuntimeError", "BaseException"}:
+            if (
+                isinstance(node, ast.ClassDef)
+                and not node.name.startswith("_")
+                and bases & {"ValueError", "RuntimeError", "BaseException"}
+            ):
                 assert re.search(rf"\b{node.name}\b", documented), (
                     f"{path.name}: {node.name} is not in the tree of errors"
                 )
