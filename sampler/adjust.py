@@ -7,18 +7,17 @@ finds every non-finite logit of the model, banned or not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from sampler.params import RowSampling
+from sampler.rows import AlignedRows, RowTable, to_device
 
 _NO_ID = -1
 _MIN_CAPACITY = 16
 
 
-@dataclass
-class SparseRows:
+class SparseRows(AlignedRows):
     """Ids with a value each, row by row.
 
     Attributes:
@@ -29,6 +28,9 @@ class SparseRows:
     ids: torch.Tensor
     values: torch.Tensor
 
+    def __init__(self, ids: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__({"ids": RowTable(ids, fill=_NO_ID), "values": RowTable(values)})
+
     @classmethod
     def from_rows(cls, rows: Sequence[Mapping[int, float]], *, device: torch.device) -> SparseRows:
         """Returns the tensors of one mapping from id to value per row."""
@@ -36,19 +38,9 @@ class SparseRows:
         ids = [[*row, *[_NO_ID] * (width - len(row))] for row in rows]
         values = [[*row.values(), *[0.0] * (width - len(row))] for row in rows]
         return cls(
-            torch.tensor(ids, dtype=torch.int64, device=device).view(len(rows), width),
-            torch.tensor(values, dtype=torch.float32, device=device).view(len(rows), width),
+            to_device(ids, torch.int64, device).view(len(rows), width),
+            to_device(values, torch.float32, device).view(len(rows), width),
         )
-
-    def filter(self, keep: torch.Tensor) -> None:
-        """Keeps the rows at the indices ``keep``, in that order."""
-        self.ids, self.values = self.ids[keep], self.values[keep]
-
-    def merge(self, other: SparseRows) -> None:
-        """Appends the rows of ``other``."""
-        width = max(self.ids.shape[1], other.ids.shape[1])
-        self.ids = torch.cat((_widened(self.ids, width, _NO_ID), _widened(other.ids, width, _NO_ID)))
-        self.values = torch.cat((_widened(self.values, width, 0), _widened(other.values, width, 0)))
 
     def add_to_(self, logits: torch.Tensor, slice_start: int, active: torch.Tensor | None = None) -> None:
         """Adds the values to a slice's logits.
@@ -65,8 +57,7 @@ class SparseRows:
         logits.view(-1)[place] += self.values[row, entry]
 
 
-@dataclass
-class PenaltyState:
+class PenaltyState(AlignedRows):
     """Which ids each row has seen, and how often it generated them.
 
     The state of a row is a function of its prompt and output ids alone, whatever the history of the batch.
@@ -102,35 +93,20 @@ class PenaltyState:
             seen.append(counts)
         table = SparseRows.from_rows(seen, device=device)
 
-        def column(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+        def column(values: list[float]) -> RowTable:
+            return RowTable(to_device(values, torch.float32, device).unsqueeze(1))
 
         return cls(
-            table.ids,
-            table.values,
-            torch.tensor([len(counts) for counts in seen], dtype=torch.int64, device=device),
-            torch.tensor([row.params.has_penalties for row in rows], dtype=torch.bool, device=device),
-            column([row.params.frequency_penalty for row in rows]),
-            column([row.params.presence_penalty for row in rows]),
-            column([row.params.repetition_penalty for row in rows]),
+            {
+                "ids": RowTable(table.ids, fill=_NO_ID),
+                "counts": RowTable(table.values),
+                "lengths": RowTable(to_device([len(counts) for counts in seen], torch.int64, device)),
+                "active": RowTable(to_device([row.params.has_penalties for row in rows], torch.bool, device)),
+                "frequency": column([row.params.frequency_penalty for row in rows]),
+                "presence": column([row.params.presence_penalty for row in rows]),
+                "repetition": column([row.params.repetition_penalty for row in rows]),
+            }
         )
-
-    def filter(self, keep: torch.Tensor) -> None:
-        """Keeps the rows at the indices ``keep``, in that order."""
-        self.ids, self.counts, self.lengths = self.ids[keep], self.counts[keep], self.lengths[keep]
-        self.active, self.frequency = self.active[keep], self.frequency[keep]
-        self.presence, self.repetition = self.presence[keep], self.repetition[keep]
-
-    def merge(self, other: PenaltyState) -> None:
-        """Appends the rows of ``other``."""
-        width = max(self.ids.shape[1], other.ids.shape[1])
-        self.ids = torch.cat((_widened(self.ids, width, _NO_ID), _widened(other.ids, width, _NO_ID)))
-        self.counts = torch.cat((_widened(self.counts, width, 0), _widened(other.counts, width, 0)))
-        self.lengths = torch.cat((self.lengths, other.lengths))
-        self.active = torch.cat((self.active, other.active))
-        self.frequency = torch.cat((self.frequency, other.frequency))
-        self.presence = torch.cat((self.presence, other.presence))
-        self.repetition = torch.cat((self.repetition, other.repetition))
 
     def append(self, token_ids: torch.Tensor) -> None:
         """Takes note of one generated id per row; a negative id stands for none.
@@ -147,8 +123,7 @@ class PenaltyState:
         slots = self.lengths[new_rows]
         width = self.ids.shape[1]
         if int(slots.max()) >= width:
-            width = max(2 * width, _MIN_CAPACITY)
-            self.ids, self.counts = _widened(self.ids, width, _NO_ID), _widened(self.counts, width, 0)
+            self.widen(("ids", "counts"), max(2 * width, _MIN_CAPACITY))
         self.ids[new_rows, slots] = token_ids[new_rows, 0]
         self.counts[new_rows, slots] = 1.0
         self.lengths[new_rows] += 1
@@ -213,8 +188,3 @@ def _inside(ids: torch.Tensor, slice_start: int, width: int) -> tuple[torch.Tens
     columns = ids - slice_start
     row, entry = ((ids >= 0) & (columns >= 0) & (columns < width)).nonzero(as_tuple=True)
     return row, entry, row * width + columns[row, entry]
-
-
-def _widened(table: torch.Tensor, width: int, fill: int) -> torch.Tensor:
-    missing = width - table.shape[1]
-    return table if missing <= 0 else torch.cat((table, table.new_full((table.shape[0], missing), fill)), dim=1)
