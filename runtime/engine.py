@@ -178,7 +178,6 @@ class RankEngine:
         for sequence in scheduler.apply(verdict):
             self._parts.sink.ended(sequence)
         self._parts.sink.grammars_ready(verdict.ready)
-        self._release()
 
     def _launch(self, plan: StepPlan) -> _Flight:
         """Runs this rank's part of a plan, up to the sampled ids on the last stage."""
@@ -224,7 +223,7 @@ class RankEngine:
 
     def _release(self) -> None:
         parts = self._parts
-        for sequence in parts.scheduler.release_finished():
+        for sequence in parts.scheduler.release_finished(self._step):
             parts.grammars.release(sequence)
             if sequence.num_computed:
                 parts.cache.remove(sequence.sequence_id)
@@ -242,8 +241,10 @@ class RankEngine:
         chunks = []
         for row in plan.rows:
             sequence = self._parts.scheduler[row.sequence_id]
-            if row.start == 0:
+            if row.start == 0 or row.fork_of >= 0:
                 self._parts.cache.add(row.sequence_id, sequence.capacity_tokens)
+            if row.fork_of >= 0:
+                self._parts.cache.copy(row.fork_of, row.sequence_id, row.start)
             chunks.append(
                 Chunk(row.sequence_id, sequence.token_ids(row.start, row.length), row.start, samples=row.samples)
             )

@@ -87,6 +87,17 @@ class SequenceKVCache:
         layers = [(keys, values) for keys, values in (layer.unbind(0) for layer in buffer.unbind(0))]
         self._rooms[sequence_id] = _Room(capacity_tokens, layers)
 
+    def copy(self, source_id: int, target_id: int, length: int) -> None:
+        """Copies the first ``length`` positions of one sequence to another, which has room for them.
+
+        Raises:
+            KVCacheError: One of them is not in the cache, or its room is too small.
+        """
+        source, target = (self._room(Span(sequence_id, 0, length, 0)) for sequence_id in (source_id, target_id))
+        for stored, copied in zip(source.layers, target.layers, strict=True):
+            for kept, new in zip(stored, copied, strict=True):
+                new.narrow(1, 0, length).copy_(kept.narrow(1, 0, length))
+
     def remove(self, sequence_id: int) -> None:
         """Frees a sequence's room.
 

@@ -72,6 +72,7 @@ class _Stream:
     grammar_deadline_s: float | None
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    completion_tokens: int = 0
 
 
 class Leader:
@@ -131,6 +132,7 @@ class Leader:
             return
         token_id = sequence.output_token_ids[-1]
         stream.token_ids.append(token_id)
+        stream.completion_tokens += 1
         if sequence.finish_reason != "stop":
             stream.text += stream.detokenizer.push(token_id)
         if stream.detokenizer.stopped is not None:
@@ -201,6 +203,7 @@ class Leader:
                     params=request.params,
                     seed=request.seed,
                     grammar=request.grammar,
+                    prefill_of=ids.start if choice else None,
                 )
             )
 
@@ -222,7 +225,7 @@ class Leader:
             reason = "stop"
         if stream.text or stream.token_ids:
             self._emit(stream)
-        prompt, output = len(sequence.prompt_token_ids), len(sequence.output_token_ids)
+        prompt, output = len(sequence.prompt_token_ids), stream.completion_tokens
         usage = Usage(prompt, output, prompt + output)
         self._outbox.append(Finished(stream.request_id, stream.index, reason, usage, error))
         del self._streams[sequence.sequence_id]

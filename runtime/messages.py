@@ -127,6 +127,7 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
         params: The request's sampling parameters.
         seed: The request's seed, minted when the client gave none.
         grammar: What the output must match, if anything.
+        prefill_of: The sequence of the same request whose prefill this one shares, if it is still there.
     """
 
     sequence_id: int
@@ -136,6 +137,7 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
     params: SamplingParams
     seed: int
     grammar: GrammarSpec | None = None
+    prefill_of: int | None = None
 
 
 class EndSequence(msgspec.Struct, frozen=True, tag="end"):

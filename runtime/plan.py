@@ -18,6 +18,8 @@ class PlanRow:
         length: How many of its tokens run.
         samples: Whether the last of them yields a new token.
         constrained: Whether that token needs a grammar mask.
+        fork_of: The sequence whose KV entries before ``start`` this one starts with a copy of; −1 when it starts alone
+            or has started.
     """
 
     sequence_id: int
@@ -25,6 +27,7 @@ class PlanRow:
     length: int
     samples: bool
     constrained: bool
+    fork_of: int = -1
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class PlanDigest:
         self._state.update(struct.pack("<qq", step, len(rows)))
         for row in rows:
             flags = row.samples | row.constrained << 1
-            self._state.update(struct.pack("<qqqq", row.sequence_id, row.start, row.length, flags))
+            self._state.update(struct.pack("<5q", row.sequence_id, row.start, row.length, flags, row.fork_of))
         return int.from_bytes(self._state.digest(), "little", signed=True)
 
     def update_tokens(self, step: int, token_ids: list[int], statuses: list[int]) -> None:

@@ -97,12 +97,18 @@ class Scheduler:
             self._waiting = dict(sorted(self._waiting.items()))
         return failed
 
-    def release_finished(self) -> list[Sequence]:
-        """Forgets the sequences that are finished and not in flight; returns them, so that their KV can be freed."""
+    def release_finished(self, step: int) -> list[Sequence]:
+        """Forgets the sequences that are finished and not in flight; returns them, so that their KV can be freed.
+
+        A sequence whose prefill others share stays for the one step in which they can first take it over.
+        """
+        shared = {sequence.prefill_of for sequence in self._waiting.values()}
         released = [
             sequence
             for sequence in self._sequences.values()
-            if sequence.state is SequenceState.FINISHED and not sequence.in_flight
+            if sequence.state is SequenceState.FINISHED
+            and not sequence.in_flight
+            and not (sequence.sequence_id in shared and sequence.prompt_step == step)
         ]
         for sequence in released:
             sequence_id = sequence.sequence_id
@@ -121,12 +127,12 @@ class Scheduler:
         share = -(-active // limits.in_flight_steps)
         budget = limits.max_batch_tokens
         rows: list[PlanRow] = []
-        for sequence in self._candidates():
+        for sequence in self._candidates(step):
             if len(rows) >= share or budget <= 0:
                 break
-            length = min(sequence.num_tokens - sequence.num_computed, budget)
-            rows.append(self._row(sequence, length))
-            budget -= length
+            row = self._row(step, sequence, budget)
+            rows.append(row)
+            budget -= row.length
         return StepPlan(step, tuple(rows), self._digest.update_rows(step, tuple(rows)))
 
     def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> list[Sequence]:
@@ -155,26 +161,48 @@ class Scheduler:
                 sequence.finish(reason)
         return committed
 
-    def _candidates(self) -> Iterable[Sequence]:
-        """Yields running sequences that are not in flight, then admits waiting ones while there is room."""
+    def _candidates(self, step: int) -> Iterable[Sequence]:
+        """Yields running sequences that are not in flight, then waiting ones while there is room for them.
+
+        A sequence that shares a prefill which is still under way waits for it and delays nobody.
+        """
         for sequence in self._running.values():
             if not sequence.in_flight and sequence.state is SequenceState.RUNNING:
                 yield sequence
         for sequence in tuple(self._waiting.values()):
             if len(self._running) >= self._limits.max_num_seqs:
                 return
+            shared = self._shared_prefill(sequence)
+            if shared is not None and (shared.prompt_step is None or shared.prompt_step >= step):
+                continue
             if self._kv_tokens + sequence.capacity_tokens > self._limits.kv_cache_tokens:
                 return
             yield sequence
 
-    def _row(self, sequence: Sequence, length: int) -> PlanRow:
+    def _shared_prefill(self, sequence: Sequence) -> Sequence | None:
+        """Returns the sequence whose prefill this one takes over, if it is there and will be computed or was."""
+        shared = None if sequence.prefill_of is None else self._sequences.get(sequence.prefill_of)
+        if shared is None or (shared.state is SequenceState.FINISHED and shared.prompt_step is None):
+            return None
+        return shared
+
+    def _row(self, step: int, sequence: Sequence, budget: int) -> PlanRow:
+        fork_of = -1
         if sequence.state is SequenceState.WAITING:
+            shared = self._shared_prefill(sequence)
+            if shared is not None:
+                # The last prompt token runs again: its logits are what this sequence draws its first token from.
+                fork_of, sequence.num_computed = shared.sequence_id, len(sequence.prompt_token_ids) - 1
             del self._waiting[sequence.sequence_id]
             self._running[sequence.sequence_id] = sequence
             self._kv_tokens += sequence.capacity_tokens
             sequence.state = SequenceState.RUNNING
         start = sequence.num_computed
+        length = min(sequence.num_tokens - start, budget)
         sequence.num_computed = start + length
         sequence.in_flight = True
+        if sequence.prompt_step is None and sequence.num_computed >= len(sequence.prompt_token_ids):
+            sequence.prompt_step = step
         samples = sequence.num_computed == sequence.num_tokens
-        return PlanRow(sequence.sequence_id, start, length, samples, samples and sequence.grammar is not None)
+        constrained = samples and sequence.grammar is not None
+        return PlanRow(sequence.sequence_id, start, length, samples, constrained, fork_of)

@@ -31,9 +31,11 @@ class Sequence:
         params: Its sampling parameters.
         seed: Its request's seed.
         grammar: What its output must match, if anything.
+        prefill_of: The sequence whose prefill it shares, if it is still there.
         state: Where it stands.
         output_token_ids: What was committed so far.
         num_computed: How many of its tokens have their KV entries computed or in flight.
+        prompt_step: The step that computed the last of its prompt; None before.
         in_flight: Whether a step that holds a row of it is not committed yet.
         finish_reason: Why it ended; None before.
         error: What went wrong, if something did.
@@ -46,9 +48,11 @@ class Sequence:
     params: SamplingParams
     seed: int
     grammar: GrammarSpec | None
+    prefill_of: int | None
     state: SequenceState
     output_token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
+    prompt_step: int | None = None
     in_flight: bool = False
     finish_reason: FinishReason | None = None
     error: ErrorInfo | None = None
@@ -64,6 +68,7 @@ class Sequence:
             params=action.params,
             seed=action.seed,
             grammar=action.grammar,
+            prefill_of=action.prefill_of,
             state=SequenceState.WAITING if action.grammar is None else SequenceState.WAITING_FOR_GRAMMAR,
         )
 

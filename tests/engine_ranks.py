@@ -39,6 +39,7 @@ class Job:
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     seed: int = 0
     choice: int = 0
+    prefill_of: int | None = None
     grammar: GrammarSpec | None = None
     abort_at_step: int | None = None
 
@@ -118,6 +119,7 @@ class ScriptedLeader:
             params=job.params,
             seed=job.seed,
             grammar=job.grammar,
+            prefill_of=job.prefill_of,
         )
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:

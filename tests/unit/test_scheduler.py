@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -75,7 +76,7 @@ def run_to_the_end(scheduler: Scheduler, *, first_step: int = 1, limit: int = 50
         if not scheduler.has_work:
             return released
         commit(scheduler, scheduler.plan(step))
-        released += [sequence.sequence_id for sequence in scheduler.release_finished()]
+        released += [sequence.sequence_id for sequence in scheduler.release_finished(step)]
     raise AssertionError(f"still at work after {limit} steps")
 
 
@@ -197,7 +198,9 @@ class SchedulerHistory(RuleBasedStateMachine):
                 self.finished.add(row.sequence_id)
 
     def _release(self) -> None:
-        released = [[sequence.sequence_id for sequence in replica.release_finished()] for replica in self.replicas]
+        released = [
+            [sequence.sequence_id for sequence in replica.release_finished(self.step)] for replica in self.replicas
+        ]
         assert released[0] == released[1]
         assert self.finished.issuperset(released[0])
         assert self.reported.isdisjoint(released[0]), "a sequence was released twice"
@@ -233,8 +236,8 @@ class SchedulerHistory(RuleBasedStateMachine):
                 self.flights.append(plan)
             while self.flights and (len(self.flights) == self.limits.in_flight_steps or not plan.rows):
                 commit(replica, self.flights.popleft())
-            replica.release_finished()
-        replica.release_finished()
+            replica.release_finished(self.step)
+        replica.release_finished(self.step)
         assert_empty(replica)
         assert all(sequence.finish_reason is not None for sequence in self.mirrors.values())
 
@@ -251,7 +254,7 @@ def test_a_prompt_longer_than_the_budget_runs_in_chunks_and_samples_once() -> No
         plan = scheduler.plan(step)
         rows += [(row.start, row.length, row.samples) for row in plan.rows]
         commit(scheduler, plan)
-        scheduler.release_finished()
+        scheduler.release_finished(step)
     assert rows == [(0, 4, False), (4, 4, False), (8, 2, True), (10, 1, True)]
     assert_empty(scheduler)
 
@@ -284,7 +287,7 @@ def test_a_sequence_that_does_not_fit_holds_back_those_behind_it() -> None:
         plan = scheduler.plan(step)
         admitted += [row.sequence_id for row in plan.rows if row.start == 0]
         commit(scheduler, plan)
-        scheduler.release_finished()
+        scheduler.release_finished(step)
     assert admitted == [0, 1, 2]
     assert_empty(scheduler)
 
@@ -296,7 +299,7 @@ def test_sequences_wait_for_a_free_row() -> None:
         plan = scheduler.plan(step)
         assert ids_of(plan) == expected
         commit(scheduler, plan)
-        scheduler.release_finished()
+        scheduler.release_finished(step)
     assert_empty(scheduler)
 
 
@@ -352,7 +355,7 @@ def test_an_abort_while_waiting_for_a_grammar_leaves_nothing() -> None:
     assert ended is not None
     assert ended.finish_reason == "abort"
     assert scheduler.waiting_for_grammar == ()
-    assert scheduler.release_finished() == [ended]
+    assert scheduler.release_finished(1) == [ended]
     assert_empty(scheduler)
 
 
@@ -361,10 +364,10 @@ def test_an_abort_between_the_chunks_of_a_prompt() -> None:
     add(scheduler, action(0, prompt_tokens=10))
     plan = scheduler.plan(1)
     assert scheduler.end(0, "abort") is not None
-    assert scheduler.release_finished() == [], "its KV is still being written"
+    assert scheduler.release_finished(1) == [], "its KV is still being written"
     assert scheduler.plan(2).rows == ()
     commit(scheduler, plan)
-    (released,) = scheduler.release_finished()
+    (released,) = scheduler.release_finished(2)
     assert (released.num_computed, released.output_token_ids) == (4, [])
     assert_empty(scheduler)
 
@@ -379,7 +382,7 @@ def test_an_abort_in_flight_drops_the_late_token() -> None:
     assert scheduler.end(77, "abort") is None
     assert scheduler.end(0, "error", ErrorInfo("timeout", "late")) is None
     assert commit(scheduler, plan) == []
-    (released,) = scheduler.release_finished()
+    (released,) = scheduler.release_finished(2)
     assert (released.finish_reason, released.error, released.output_token_ids) == ("abort", None, [])
     assert 0 not in scheduler
     assert scheduler.end(0, "abort") is None, "nor does one after the release"
@@ -494,3 +497,62 @@ def test_the_plan_counts_its_tokens_and_sampling_rows() -> None:
     assert plan.num_tokens == 10
     assert plan.sampling_rows == rows[1:]
     assert plan.constrained_rows == (0, 2)
+
+
+# ---- choices that share a prefill
+
+
+def choices(count: int, *, prompt_tokens: int = 5, max_tokens: int = 3) -> list[AddSequence]:
+    one = action(0, prompt_tokens, max_tokens)
+    return [
+        msgspec.structs.replace(one, sequence_id=index, choice=index, prefill_of=0 if index else None)
+        for index in range(count)
+    ]
+
+
+def prompt_tokens_run(plans: list[StepPlan], prompt_tokens: int) -> int:
+    return sum(
+        min(row.length, prompt_tokens - row.start) for plan in plans for row in plan.rows if row.start < prompt_tokens
+    )
+
+
+@pytest.mark.parametrize("in_flight_steps", [1, 2, 3])
+@pytest.mark.parametrize("max_tokens", [1, 3])
+@pytest.mark.parametrize("budget", [2, 64])
+def test_choices_share_one_prefill(in_flight_steps: int, max_tokens: int, budget: int) -> None:
+    scheduler = scheduler_of(in_flight_steps=in_flight_steps, max_batch_tokens=budget)
+    add(scheduler, *choices(4, max_tokens=max_tokens))
+    plans, flights = [], deque[StepPlan]()
+    for step in range(1, 100):
+        plan = scheduler.plan(step)
+        if plan.rows:
+            plans.append(plan)
+            flights.append(plan)
+        while flights and (len(flights) == in_flight_steps or not plan.rows):
+            commit(scheduler, flights.popleft())
+        scheduler.release_finished(step)
+    assert_empty(scheduler)
+    assert all(row.fork_of == -1 for row in plans[0].rows)
+    forks = {row.sequence_id: row for plan in plans for row in plan.rows if row.fork_of >= 0}
+    # What was admitted too late, after the first had ended and gone, runs the prompt itself.
+    late = 4 - 1 - len(forks)
+    assert all((row.fork_of, row.start, row.length) == (0, 4, 1) for row in forks.values())
+    assert prompt_tokens_run(plans, 5) == 5 + len(forks) + 5 * late
+    if (budget, in_flight_steps) == (64, 1):
+        assert sorted(forks) == [1, 2, 3]
+
+
+def test_a_choice_whose_first_was_aborted_runs_the_prompt_itself() -> None:
+    scheduler = scheduler_of(max_batch_tokens=2)
+    add(scheduler, *choices(2))
+    commit(scheduler, scheduler.plan(1))
+    scheduler.end(0, "abort")
+    scheduler.release_finished(1)
+    plan = scheduler.plan(2)
+    assert [(row.sequence_id, row.start, row.fork_of) for row in plan.rows] == [(1, 0, -1)]
+
+
+def test_a_choice_that_waits_for_a_prefill_delays_nobody() -> None:
+    scheduler = scheduler_of(max_batch_tokens=4)
+    add(scheduler, *choices(2, prompt_tokens=3), action(7, prompt_tokens=1))
+    assert ids_of(scheduler.plan(1)) == [0, 7]
