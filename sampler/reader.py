@@ -122,6 +122,7 @@ class SliceReader:
             batch.banned.add_to_(logits, start, active=bans)
         if batch.bias is not None:
             batch.bias.add_to_(logits, start)
+        batch.ban_(logits, start)
 
     def _mask_table(self, device: torch.device) -> torch.Tensor:
         if device not in self._mask_tables:

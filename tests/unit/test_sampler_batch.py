@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sampler.adjust import PenaltyState, SparseRows
 from sampler.batch import SamplingBatchInfo
-from sampler.params import RowSampling, SamplingParams
+from sampler.params import ProcessorCall, RowSampling, SamplingParams
 
 _VOCAB = 12
 _TENSORS = (
@@ -26,6 +26,7 @@ _TENSORS = (
     "seeds",
     "choices",
 )
+_SPARSE = ("bias", "banned", "bans", "allowed", "named")
 
 _ids = st.integers(0, _VOCAB - 1)
 _params = st.builds(
@@ -40,6 +41,12 @@ _params = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.5]),
     min_tokens=st.sampled_from([0, 3]),
     logit_bias=st.none() | st.dictionaries(_ids, st.sampled_from([-1.0, 2.0]), max_size=4),
+    allowed_token_ids=st.none() | st.lists(_ids, min_size=1, max_size=4, unique=True).map(tuple),
+    banned_token_ids=st.lists(_ids, max_size=3, unique=True).map(tuple),
+    logit_processors=st.sampled_from([(), (ProcessorCall(name="a"),)]),
+    logprobs=st.sampled_from([None, 0, 3]),
+    logprob_token_ids=st.lists(_ids, max_size=2, unique=True).map(tuple),
+    return_support=st.booleans(),
 )
 _row = st.builds(
     RowSampling,
@@ -47,6 +54,7 @@ _row = st.builds(
     seed=st.integers(0, 2**64 - 1),
     choice=st.integers(0, 5),
     stop_ids=st.lists(_ids, max_size=3).map(tuple),
+    bad_words_token_ids=st.lists(st.lists(_ids, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
     prompt_ids=st.lists(_ids, max_size=6),
     output_ids=st.lists(_ids, max_size=3),
 )
@@ -91,8 +99,9 @@ def _assert_same(batch: SamplingBatchInfo, rebuilt: SamplingBatchInfo) -> None:
     for name in _TENSORS:
         assert torch.equal(getattr(batch, name), getattr(rebuilt, name)), name
     assert _penalties(batch.penalties) == _penalties(rebuilt.penalties)
-    assert _sparse(batch.bias) == _sparse(rebuilt.bias)
-    assert _sparse(batch.banned) == _sparse(rebuilt.banned)
+    for name in _SPARSE:
+        assert _sparse(getattr(batch, name)) == _sparse(getattr(rebuilt, name)), name
+    assert batch.output_ids == rebuilt.output_ids
 
 
 @settings(max_examples=150, deadline=None)
@@ -142,6 +151,7 @@ def test_nobody_asked_means_none_and_flags_follow_the_rows() -> None:
     assert plain.rows_below_min_tokens([9] * 6) == []
     plain.filter([1])
     assert (plain.penalties, plain.bias, plain.banned) == (None, None, None)
+    assert (plain.bans, plain.allowed, plain.named, plain.output_ids) == (None, None, None, None)
     assert plain.flags.all_greedy
     assert not plain.flags.any_truncated
 
@@ -151,8 +161,46 @@ def test_an_empty_bias_asks_for_nothing() -> None:
 
 
 def test_an_index_that_is_no_row_is_an_error() -> None:
-    with pytest.raises(IndexError):
-        SamplingBatchInfo.from_rows(_rows({}, {})).filter([2])
+    for place in (2, -1):
+        with pytest.raises(IndexError):
+            SamplingBatchInfo.from_rows(_rows({}, {})).filter([place])
+
+
+def _addresses(batch: SamplingBatchInfo) -> dict[str, int]:
+    """Returns where each tensor of a batch is."""
+    found = {name: getattr(batch, name).data_ptr() for name in _TENSORS}
+    for name in _SPARSE:
+        part = getattr(batch, name)
+        assert part is not None
+        found |= {f"{name}.ids": part.ids.data_ptr(), f"{name}.values": part.values.data_ptr()}
+    assert batch.penalties is not None
+    for name in ("ids", "counts", "lengths", "active", "frequency", "presence", "repetition"):
+        found[f"penalties.{name}"] = getattr(batch.penalties, name).data_ptr()
+    return found
+
+
+def test_buffers_keep_their_addresses_while_rows_come_and_go() -> None:
+    fields: dict[str, Any] = {
+        "frequency_penalty": 1.0,
+        "logit_bias": {3: 1.0},
+        "min_tokens": 2,
+        "allowed_token_ids": (1, 2, 3),
+        "banned_token_ids": (2,),
+        "logprob_token_ids": (1,),
+    }
+    batch = SamplingBatchInfo.from_rows(_rows(*[fields] * 5))
+    for _ in range(10):
+        batch.append_tokens(torch.tensor([3] * 5))
+    first = _addresses(batch)
+    for step in range(8):
+        batch.filter([4, 0, 2])
+        batch.merge(SamplingBatchInfo.from_rows(_rows(*[fields] * 6)))
+        batch.append_tokens(torch.full((9,), step))
+        batch.filter([8, 1, 0, 5, 6])
+        assert _addresses(batch) == first
+        assert batch.row_count == len(batch.seeds) == 5
+    batch.merge(SamplingBatchInfo.from_rows(_rows(*[fields] * 12)))
+    assert all(address != first[name] for name, address in _addresses(batch).items())
 
 
 def test_penalties_count_output_and_see_the_prompt_once() -> None:
