@@ -1,0 +1,262 @@
+"""Logprobs from vocabulary slices: of selected ids, of the most likely ones, of named ones; one definition for all.
+
+The logprob of id i is (z_i − max) / T − log Σ exp((z − max) / T), the sum taken from the masses of the 64 canonical
+blocks. Sampling, prompt positions and scoring all come here, so prefill and decode agree bit for bit on the same
+logits, whatever the tp_size, the batch and the row. What the ranks exchange grows with the rows and the ids asked for,
+never with the vocabulary. A banned id has −inf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sampler.exchange import in_block_order
+from sampler.group import SliceGroup
+from sampler.slices import SliceShape, block_masses, blocks_of, folded_sum, group_maxima, largest_values
+
+LOGPROB_FLOOR = -9999.0
+_NO_ID = -1
+_LAST = torch.iinfo(torch.int32).max
+_NONE = float("-inf")
+_TILE_ELEMENTS = 1 << 18
+
+
+def finite_logprob(logprob: float) -> float:
+    """Returns a logprob as JSON can hold it: −9999.0 for everything smaller, −inf included."""
+    return logprob if logprob > LOGPROB_FLOOR else LOGPROB_FLOOR
+
+
+@dataclass(frozen=True)
+class LogprobRows:
+    """Logprobs of N rows, the same on every rank.
+
+    Attributes:
+        token_ids: [N] int64, the ids that were drawn or given; −1 in a row without one.
+        logprobs: [N] float64, theirs; −inf in a row without one.
+        top_ids: [N, n] int64, the most likely ids, equally likely ones by ascending id; −1 where the vocabulary ends.
+        top_logprobs: [N, n] float64, theirs.
+        named_ids: [N, m] int64, the ids asked for by name; −1 fills up.
+        named_logprobs: [N, m] float64, theirs.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+    named_ids: torch.Tensor
+    named_logprobs: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RowsToRead:
+    """Rows of a slice whose logprobs are asked for.
+
+    Attributes:
+        logits: [R, Vs] float32, contiguous.
+        groups: [R, Vs/32] float32, their largest value per run of 32 ids; None = not known yet.
+        rows: [N] int64, which of them are asked for.
+        temperature: [N] float64.
+        masses: [N, nb] float32, block masses that are known already; None = of no row.
+        known: [N] bool, the rows whose masses are known; None = of no row.
+    """
+
+    logits: torch.Tensor
+    groups: torch.Tensor | None
+    rows: torch.Tensor
+    temperature: torch.Tensor
+    masses: torch.Tensor | None = None
+    known: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """What all ranks know about the distributions of N rows.
+
+    Attributes:
+        maxima: [N] float64.
+        log_mass: [N] float64, log Σ exp((z − max) / T).
+        temperature: [N] float64.
+        top_ids: [N, n] int64.
+        top_values: [N, n] float32, logits.
+        values: [N, K] float32, logits of the ids asked for.
+    """
+
+    maxima: torch.Tensor
+    log_mass: torch.Tensor
+    temperature: torch.Tensor
+    top_ids: torch.Tensor
+    top_values: torch.Tensor
+    values: torch.Tensor
+
+    def logprobs(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the logprobs of logits: [N, K] float64 from [N, K] float32; −inf throughout a row without any."""
+        shifted = (values.to(torch.float64) - self.maxima.unsqueeze(1)) / self.temperature.unsqueeze(1)
+        return (shifted - self.log_mass.unsqueeze(1)).nan_to_num_(nan=_NONE, posinf=_NONE, neginf=_NONE)
+
+    def report(
+        self, token_ids: torch.Tensor, values: torch.Tensor, named_ids: torch.Tensor, named: torch.Tensor
+    ) -> LogprobRows:
+        """Returns the logprobs of ids with these logits.
+
+        Args:
+            token_ids: [N] int64.
+            values: [N] float32, their logits.
+            named_ids: [N, m] int64.
+            named: [N, m] float32, their logits.
+        """
+        return LogprobRows(
+            token_ids,
+            self.logprobs(values.unsqueeze(1)).squeeze(1),
+            self.top_ids,
+            self.logprobs(self.top_values),
+            named_ids,
+            self.logprobs(named),
+        )
+
+
+class SliceLogprobs:
+    """One rank's part in logprobs.
+
+    Args:
+        group: The ranks; all make the same calls in the same order.
+        shape: Where this rank's slice lies.
+    """
+
+    def __init__(self, group: SliceGroup, shape: SliceShape) -> None:
+        self._group = group
+        self._shape = shape
+        self._blocks = max(len(blocks_of(rank, group.size)) for rank in range(group.size))
+
+    def token_logprobs(
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        *,
+        top_n: int = 0,
+        named_ids: torch.Tensor | None = None,
+    ) -> LogprobRows:
+        """Returns the raw logprobs of given ids at T positions, without a draw: prompt logprobs and scores.
+
+        Every rank of the group calls it with its own slice; one all_gather.
+
+        Args:
+            logits: [T, Vs] float32, contiguous, this rank's slice of the model's output, padding −inf. Left as it is.
+            token_ids: [T] int64, the id at each position; −1 = none.
+            top_n: How many of the most likely ids to report.
+            named_ids: [T, m] int64, other ids to report; −1 fills up.
+        """
+        count = len(token_ids)
+        if named_ids is None:
+            named_ids = token_ids.new_empty((count, 0))
+        rows = torch.arange(count, device=logits.device)
+        temperature = torch.ones(count, dtype=torch.float64, device=logits.device)
+        ids = torch.cat((token_ids.unsqueeze(1), named_ids), dim=1)
+        own = self.read(RowsToRead(logits, None, rows, temperature), top_n, ids)
+        found = self.merge(self._group.all_gather(own), temperature, top_n)
+        return found.report(token_ids, found.values[:, 0], named_ids, found.values[:, 1:])
+
+    def read(self, source: RowsToRead, top_n: int, ids: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's table about N rows: [N, 2 · blocks + 2 n + K] int32, to be gathered and merged.
+
+        Args:
+            source: The rows.
+            top_n: How many of the most likely ids are asked for.
+            ids: [N, K] int64, ids whose logits are asked for.
+        """
+        count, shape = len(source.rows), self._shape
+        tables = []
+        step = max(1, _TILE_ELEMENTS // shape.width) if source.logits.device.type == "cpu" else max(count, 1)
+        whole = count == len(source.logits) and torch.equal(source.rows, torch.arange(count, device=ids.device))
+        for first in range(0, count, step):
+            tile = slice(first, min(first + step, count))
+            rows = source.rows[tile]
+            logits = source.logits[tile] if whole else source.logits[rows]
+            groups = group_maxima(logits) if source.groups is None else source.groups[rows]
+            maxima = groups.view(len(rows), shape.blocks, shape.block_length // 32).amax(dim=-1)
+            parts = [*self._masses(source, tile, logits, maxima), *self._top(logits, groups, top_n)]
+            tables.append(torch.cat([*parts, self.values_at(logits, ids[tile]).view(torch.int32)], dim=1))
+        width = 2 * self._blocks + 2 * top_n + ids.shape[1]
+        return torch.cat(tables) if tables else torch.empty((0, width), dtype=torch.int32, device=ids.device)
+
+    def merge(self, gathered: torch.Tensor, temperature: torch.Tensor, top_n: int) -> Distributions:
+        """Returns what the ranks' tables say together, the same bits at any tp_size.
+
+        Args:
+            gathered: [size, N, width] int32, from ``read``.
+            temperature: [N] float64.
+            top_n: As for ``read``.
+        """
+        blocks, floats = self._blocks, gathered.view(torch.float32)
+        block_maxima = in_block_order(floats[:, :, :blocks]).to(torch.float64)
+        masses = in_block_order(floats[:, :, blocks : 2 * blocks]).to(torch.float64)
+        maxima = block_maxima.amax(dim=1)
+        weights = ((block_maxima - maxima.unsqueeze(1)) / temperature.unsqueeze(1)).exp_().mul_(masses)
+        top_ids, top_values = _best(
+            gathered[:, :, 2 * blocks : 2 * blocks + top_n],
+            floats[:, :, 2 * blocks + top_n : 2 * blocks + 2 * top_n],
+        )
+        values = floats[:, :, 2 * blocks + 2 * top_n :].amax(dim=0)
+        return Distributions(maxima, folded_sum(weights).log(), temperature, top_ids, top_values, values)
+
+    def values_at(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of ids in this slice, −inf for others: [N, K] float32 from [N, Vs] and [N, K] int64."""
+        columns = ids - self._shape.start
+        inside = (ids >= 0) & (columns >= 0) & (columns < self._shape.width)
+        return torch.where(inside, logits.gather(1, torch.where(inside, columns, 0)), _NONE)
+
+    def _masses(
+        self, source: RowsToRead, tile: slice, logits: torch.Tensor, maxima: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns block maxima and block masses, as wide as the longest slice has blocks: [R, blocks] int32 each."""
+        inverse = (1.0 / source.temperature[tile]).to(torch.float32)
+        if source.masses is None or source.known is None:
+            masses = block_masses(logits, maxima, inverse)
+        else:
+            masses = source.masses[tile].clone()
+            missing = (~source.known[tile]).nonzero().squeeze(1)
+            if len(missing):
+                masses[missing] = block_masses(logits[missing], maxima[missing], inverse[missing])
+        padding = (0, self._blocks - self._shape.blocks)
+        padded = [torch.nn.functional.pad(table, padding).view(torch.int32) for table in (maxima, masses)]
+        return padded[0], padded[1]
+
+    def _top(self, logits: torch.Tensor, groups: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the ids of this slice's ``count`` largest values and these, best first: [R, count] int32 each."""
+        if not count:
+            empty = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
+            return empty, empty
+        rows = torch.arange(len(logits), device=logits.device)
+        # One more than asked for: where it equals the last one, other ids with that value may have been left out.
+        found, found_columns = largest_values(logits, groups, rows, count + 1)
+        columns, order = found_columns.sort(dim=1)
+        values, order = found.gather(1, order).sort(dim=1, descending=True, stable=True)
+        columns = columns.gather(1, order)
+        tied = (values[:, count - 1] == values[:, count]).nonzero().squeeze(1).tolist()
+        columns, values = columns[:, :count].contiguous(), values[:, :count].contiguous()
+        for row in tied:
+            above = int((values[row] > values[row, -1]).sum())
+            equal = self._first_equal(logits[row], groups[row], values[row, -1])[: count - above]
+            columns[row, above:] = _LAST - self._shape.start
+            columns[row, above : above + len(equal)] = equal
+        return (columns + self._shape.start).to(torch.int32), values.view(torch.int32)
+
+    def _first_equal(self, logits: torch.Tensor, groups: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Returns the columns of one row, padding excluded, that hold ``value``: [n] int64, ascending."""
+        length = len(logits) // len(groups)
+        runs = (groups >= value).nonzero().squeeze(1)
+        run, offset = (logits.view(-1, length)[runs] == value).nonzero(as_tuple=True)
+        columns = runs[run] * length + offset
+        return columns[columns < self._shape.valid_size]
+
+
+def _best(ids: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the n best of all ranks' best, each [size, N, n] → [N, n]: int64 ids and float32 values."""
+    size, rows, count = values.shape
+    every_id = ids.transpose(0, 1).reshape(rows, size * count)
+    every_value = values.transpose(0, 1).reshape(rows, size * count)
+    every_id, order = every_id.sort(dim=1, stable=True)
+    best, order = every_value.gather(1, order).sort(dim=1, descending=True, stable=True)
+    best_ids = every_id.gather(1, order)[:, :count].to(torch.int64)
+    return torch.where(best_ids == _LAST, _NO_ID, best_ids), best[:, :count]
