@@ -10,7 +10,15 @@ import typer
 from typer.exceptions import TyperException
 
 from launch.default_model import default_model
-from launch.options import Command, DoctorCommand, EngineOptions, GenerateCommand, NodeOptions
+from launch.options import (
+    Command,
+    DoctorCommand,
+    EngineOptions,
+    GenerateCommand,
+    NodeOptions,
+    RankOptions,
+    SampleCommand,
+)
 
 app = typer.Typer(
     name="lockstep",
@@ -201,6 +209,28 @@ def generate(
         output_format=output_format,
         chat=chat,
         defaults={name: value for name, value in (sampling | grammars).items() if value is not None},
+    )
+
+
+@app.command()
+def sample(
+    input_file: Annotated[Path, typer.Option("--input", help="JSONL file: id, logits and params a line.")],
+    *,
+    output: Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout")] = None,
+    tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks that hold slices of the vocabulary.")] = 1,
+    draws: Annotated[int, typer.Option(min=0, help="Tokens to draw for counts.")] = 0,
+    nan_policy: Annotated[
+        Literal["error", "sanitize"], typer.Option(help="What a NaN or +inf does: end its row, or be taken as absent.")
+    ] = "error",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
+) -> Command:
+    """Replays one sampling step a line from its logits, to see what may be drawn and why a token was."""
+    return SampleCommand(
+        ranks=RankOptions(tp=tp, device=device),
+        input_file=input_file,
+        output_file=output,
+        draws=draws,
+        nan_policy=nan_policy,
     )
 
 

@@ -9,12 +9,13 @@ import sys
 from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.doctor import run_doctor
-from launch.engine_process import RanksFailedError, Terminated, raise_on_sigterm
 from launch.environment import FRONT_ENDPOINT
 from launch.exit_codes import ExitCode
 from launch.generate import run_generate
-from launch.options import DoctorCommand, GenerateCommand
+from launch.options import DoctorCommand, GenerateCommand, SampleCommand
 from launch.parent_death import die_with_parent
+from launch.rank_processes import RanksFailedError, Terminated, raise_on_sigterm
+from launch.sample import run_sample
 from pp.partition import StagePartitionError
 from runtime.checkpoint_layout import CheckpointError
 from runtime.client_socket import ClientSocketError
@@ -46,6 +47,8 @@ def _run(argv: list[str]) -> int:
     match command:
         case GenerateCommand():
             return run_generate(command, argv, os.environ.get(FRONT_ENDPOINT))
+        case SampleCommand():
+            return run_sample(command, argv)
         case DoctorCommand():
             return run_doctor(command)
         case _:

@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from launch.cli import UsageError
-from launch.engine_process import AttachedEngine, Engine, StartedEngine, replace_by_agent, wait_until_ready
+from launch.engine_process import AttachedEngine, Engine, StartedEngine, wait_until_ready
 from launch.exit_codes import ExitCode
 from launch.options import GenerateCommand
+from launch.rank_processes import replace_by_agent
 from launch.request_file import InputRequest, read_requests
 from pp.partition import layer_ranges
 from runtime.checkpoint import open_checkpoint

@@ -8,45 +8,53 @@ from typing import Any, Literal
 import msgspec
 
 
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's part of a command line; equal on every rank.
+class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What every rank needs to come up; equal on every rank.
 
     Args:
-        model: Folder or GGUF file.
         tp: Ranks of a stage.
         pp: Stages.
-        pp_layers: Layers of each stage; None = balanced.
-        dtype: ``auto``, ``float32`` or ``bfloat16``.
         device: ``auto``, ``cpu`` or ``cuda``.
-        max_model_len: Prompt and output together; None = what the model was trained for.
-        max_num_seqs: Sequences that run at once.
-        max_batch_tokens: Tokens of one step.
-        kv_cache_bytes: KV cache of one rank.
         group_timeout_s: Time-out of every collective and message.
         start_timeout_s: How long all ranks may take to come up.
-        grammar_timeout_s: How long a grammar may take to compile.
         threads_per_rank: Torch threads of a rank on the CPU; None = cores ÷ ranks of the node.
     """
 
-    model: Path
     tp: int = 1
     pp: int = 1
-    pp_layers: tuple[int, ...] | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_batch_tokens: int = 2048
-    kv_cache_bytes: int = 2 << 30
     group_timeout_s: float = 30.0
     start_timeout_s: float = 120.0
-    grammar_timeout_s: float = 10.0
     threads_per_rank: int | None = None
 
     @property
     def world_size(self) -> int:
         """All ranks."""
         return self.tp * self.pp
+
+
+class EngineOptions(RankOptions, frozen=True, kw_only=True):
+    """The engine's part of a command line; equal on every rank.
+
+    Args:
+        model: Folder or GGUF file.
+        pp_layers: Layers of each stage; None = balanced.
+        dtype: ``auto``, ``float32`` or ``bfloat16``.
+        max_model_len: Prompt and output together; None = what the model was trained for.
+        max_num_seqs: Sequences that run at once.
+        max_batch_tokens: Tokens of one step.
+        kv_cache_bytes: KV cache of one rank.
+        grammar_timeout_s: How long a grammar may take to compile.
+    """
+
+    model: Path
+    pp_layers: tuple[int, ...] | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 2048
+    kv_cache_bytes: int = 2 << 30
+    grammar_timeout_s: float = 10.0
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,4 +115,22 @@ class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-Command = GenerateCommand | DoctorCommand
+class SampleCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep sample``.
+
+    Args:
+        ranks: The ranks that hold the vocabulary slices; one stage.
+        input_file: JSONL file, a sampling step a line.
+        output_file: Where to write; None = stdout.
+        draws: How many tokens to draw for ``counts``.
+        nan_policy: ``error`` or ``sanitize``.
+    """
+
+    ranks: RankOptions
+    input_file: Path
+    output_file: Path | None
+    draws: int
+    nan_policy: Literal["error", "sanitize"]
+
+
+Command = GenerateCommand | SampleCommand | DoctorCommand

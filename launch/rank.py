@@ -6,21 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore
 
 from grammar_sync.compiler import ThreadedGrammarCompiler
-from launch.cli import UsageError
-from launch.engine_process import threads_per_rank
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
-from launch.groups import RankGroups, build_groups, warm_up
+from launch.groups import RankGroups
 from launch.options import EngineOptions
+from launch.rank_start import bring_up
 from launch.run_folder import RunFolder
-from launch.start_barrier import connect_store, meet
+from launch.start_barrier import meet
 from pp.link import Tag
 from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, kv_bytes_per_token
@@ -72,26 +69,9 @@ class Rank:
     def run(self) -> int:
         """Runs this rank from start to end; returns the exit code."""
         options, environment = self._options, self._environment
-        if environment.world_size != options.world_size:
-            raise UsageError(
-                f"torchrun started {environment.world_size} ranks: --tp {options.tp} x --pp {options.pp} "
-                f"needs {options.world_size}"
-            )
-        torch.set_num_threads(threads_per_rank(options.threads_per_rank, environment.local_world_size))
-        device = self._device()
-        store = connect_store(environment, options.start_timeout_s)
-        meet(store, "started", environment, options.start_timeout_s)
-        dist.init_process_group(
-            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=PrefixStore("groups", store),
-            rank=environment.rank,
-            world_size=environment.world_size,
-            timeout=timedelta(seconds=options.group_timeout_s),
-        )
-        groups = build_groups(options.tp, options.pp, timeout_s=options.group_timeout_s, device=device)
-        warm_up(groups, device)
-        engine, ready = self._build(groups, device)
-        meet(store, "loaded", environment, options.start_timeout_s)
+        started = bring_up(options, environment)
+        engine, ready = self._build(started.groups, started.device)
+        meet(started.store, "loaded", environment, options.start_timeout_s)
         self.phase = "run"
         if self._socket is not None:
             self._socket.send([ready])
@@ -145,19 +125,6 @@ class Rank:
         )
         dtype_name = str(dtype).removeprefix("torch.")
         return engine, EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len)
-
-    def _device(self) -> torch.device:
-        asked, environment = self._options.device, self._environment
-        available = torch.cuda.device_count()
-        if asked == "cpu" or (asked == "auto" and available == 0):
-            return torch.device("cpu")
-        if available < environment.local_world_size:
-            raise UsageError(
-                f"--device {asked}: this node has {available} CUDA devices for {environment.local_world_size} ranks"
-            )
-        device = torch.device("cuda", environment.local_rank)
-        torch.cuda.set_device(device)
-        return device
 
     def _leader(self, tokenizer: Tokenizer, limits: RequestLimits) -> Leader:
         options = self._options

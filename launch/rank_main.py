@@ -12,9 +12,10 @@ from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
-from launch.options import GenerateCommand
+from launch.options import GenerateCommand, SampleCommand
 from launch.rank import Rank
 from launch.run_folder import RankReport, RunFolder
+from launch.sample_rank import SampleRank
 from launch.start_barrier import StartError
 from pp.link import LinkError
 from runtime.checkpoint_layout import CheckpointError
@@ -36,11 +37,16 @@ def main(argv: list[str] | None = None) -> int:
     except (RankEnvironmentError, UsageError, DefaultModelError) as error:
         print(f"lockstep: {error}", file=sys.stderr)  # noqa: T201
         return ExitCode.USAGE
-    if not isinstance(command, GenerateCommand):
-        print("lockstep: only 'generate' runs under torchrun", file=sys.stderr)  # noqa: T201
-        return ExitCode.USAGE
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
-    rank = Rank(command.engine, environment, arguments)
+    rank: Rank | SampleRank
+    match command:
+        case GenerateCommand():
+            rank = Rank(command.engine, environment, arguments)
+        case SampleCommand():
+            rank = SampleRank(command, environment)
+        case _:
+            print("lockstep: only 'generate' and 'sample' run under torchrun", file=sys.stderr)  # noqa: T201
+            return ExitCode.USAGE
     try:
         return rank.run()
     except Exception as error:  # noqa: BLE001 - the process boundary: whatever it was, it is reported and ends the rank
@@ -51,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     os._exit(code)
 
 
-def _report(rank: Rank, environment: RankEnvironment, error: Exception) -> ExitCode:
+def _report(rank: Rank | SampleRank, environment: RankEnvironment, error: Exception) -> ExitCode:
     code = _exit_code(rank, error)
     report = RankReport(
         rank=environment.rank,
@@ -73,7 +79,7 @@ def _report(rank: Rank, environment: RankEnvironment, error: Exception) -> ExitC
     return code
 
 
-def _exit_code(rank: Rank, error: Exception) -> ExitCode:
+def _exit_code(rank: Rank | SampleRank, error: Exception) -> ExitCode:
     if isinstance(error, (CheckpointError, TokenizerError, VocabularyError, UsageError)):
         return ExitCode.USAGE
     return ExitCode.START_FAILED if rank.phase == "start" else ExitCode.RANK_FAILED

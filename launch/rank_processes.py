@@ -1,0 +1,136 @@
+"""The ranks of this node as processes: an agent that runs them, watched and ended by the front side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from launch.environment import FRONT_PID, RUN_FOLDER, with_import_path
+from launch.exit_codes import ExitCode
+from launch.options import NodeOptions, RankOptions
+from launch.run_folder import RunFolder
+
+_TERMINATE_S = 1.0
+
+
+class RanksFailedError(RuntimeError):
+    """The ranks ended by themselves.
+
+    Args:
+        message: One line: which rank, and why.
+        exit_code: What the front side should exit with.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
+
+
+class RankProcesses:
+    """All ranks of a run on this node, started by this process.
+
+    Args:
+        options: How many ranks, with how many threads.
+        argv: The command line that each rank runs again.
+        folder: The run's folder.
+    """
+
+    def __init__(self, options: RankOptions, argv: list[str], folder: RunFolder) -> None:
+        self._folder = folder
+        environ = with_import_path(os.environ) | {RUN_FOLDER: str(folder.path), FRONT_PID: str(os.getpid())}
+        self._agent = subprocess.Popen(
+            agent_command(["--standalone", "--nproc-per-node", str(options.world_size)], argv),
+            env=environ | thread_variables(options, options.world_size),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether they still run."""
+        return self._agent.poll() is None
+
+    def check(self) -> None:
+        """Returns if the ranks live; raises RanksFailedError otherwise."""
+        code = self._agent.poll()
+        if code is not None:
+            raise self._failure(code)
+
+    def wait_for_success(self) -> None:
+        """Returns when all ranks have left with exit code 0; raises RanksFailedError otherwise."""
+        code = self._agent.wait()
+        if code != ExitCode.OK:
+            raise self._failure(code)
+
+    def wait(self, limit_s: float) -> None:
+        """Waits until all ranks have left, at most ``limit_s``."""
+        try:
+            self._agent.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return
+
+    def end(self) -> None:
+        """Ends the ranks that still run."""
+        if self.alive:
+            self._agent.terminate()
+            self.wait(_TERMINATE_S)
+        if self.alive:
+            self._agent.kill()
+            self._agent.wait()
+
+    def _failure(self, code: int) -> RanksFailedError:
+        cause = self._folder.cause()
+        message = cause.sentence() if cause is not None else f"the ranks ended with exit code {code}"
+        if cause is not None and cause.exit_code > 0:
+            code = cause.exit_code
+        return RanksFailedError(message, code if code > 0 else ExitCode.RANK_FAILED)
+
+
+def replace_by_agent(options: RankOptions, nodes: NodeOptions, argv: list[str]) -> None:
+    """Becomes the agent of one of several nodes; the leader, on whichever node it is, starts its own front side."""
+    here = options.world_size // nodes.nnodes
+    arguments = ["--nnodes", str(nodes.nnodes), "--nproc-per-node", str(here)]
+    given = {
+        "--rdzv-backend": nodes.rdzv_backend,
+        "--rdzv-endpoint": nodes.rdzv_endpoint,
+        "--rdzv-id": nodes.rdzv_id,
+        "--node-rank": None if nodes.node_rank is None else str(nodes.node_rank),
+    }
+    for name, value in given.items():
+        if value is not None:
+            arguments += [name, value]
+    command = agent_command(arguments, argv)
+    os.execve(command[0], command, with_import_path(os.environ) | thread_variables(options, here))  # noqa: S606
+
+
+def agent_command(arguments: list[str], argv: list[str]) -> list[str]:
+    """Returns the command line of an agent that runs ``lockstep`` with ``argv`` as its ranks."""
+    signals = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"]
+    return [sys.executable, "-m", "launch.agent", *arguments, *signals, "-m", "launch", *argv]
+
+
+def thread_variables(options: RankOptions, ranks_here: int) -> dict[str, str]:
+    """Returns the thread count of a rank as OpenMP's variable; torchrun would set 1 without asking."""
+    return {"OMP_NUM_THREADS": str(threads_per_rank(options.threads_per_rank, ranks_here))}
+
+
+def threads_per_rank(asked: int | None, ranks_here: int) -> int:
+    """Returns how many threads each of ``ranks_here`` ranks of this node should run: an even share of its cores."""
+    if asked is not None:
+        return asked
+    return max(1, len(os.sched_getaffinity(0)) // ranks_here)
+
+
+def raise_on_sigterm() -> None:
+    """Turns SIGTERM into ``Terminated``, so that the ranks are ended on the way out."""
+    signal.signal(signal.SIGTERM, _raise_terminated)
+
+
+def _raise_terminated(signum: int, frame: object) -> None:  # noqa: ARG001
+    raise Terminated
