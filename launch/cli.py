@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -123,7 +124,14 @@ def generate(
     ] = None,
     rdzv_backend: Annotated[Literal["c10d", "static"], typer.Option(rich_help_panel=_NODES)] = "c10d",
     rdzv_id: Annotated[str | None, typer.Option(help="The job's name.", rich_help_panel=_NODES)] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.", rich_help_panel=_SAMPLING)] = 256,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens to generate at most.",
+            show_default="256, or what the context leaves",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(show_default="1", rich_help_panel=_SAMPLING)] = None,
     top_p: Annotated[float | None, typer.Option(show_default="1", rich_help_panel=_SAMPLING)] = None,
     top_k: Annotated[int | None, typer.Option(show_default="off", rich_help_panel=_SAMPLING)] = None,
@@ -177,6 +185,9 @@ def generate(
     }
     if bool(prompts) == (input_file is not None):
         raise UsageError("give prompts, or --input FILE (- for stdin), but not both")
+    for name, value in (("group", group_timeout), ("start", start_timeout), ("grammar", grammar_timeout)):
+        if not math.isfinite(value):
+            raise UsageError(f"--{name}-timeout is {value}: a finite number of seconds is needed")
     engine = EngineOptions(
         model=model if model is not None else default_model(),
         tp=tp,
@@ -258,6 +269,8 @@ def _nodes(
         raise UsageError(f"--nnodes is {nnodes}: --rdzv-endpoint HOST:PORT is needed, where the nodes meet")
     if nnodes > 1 and rdzv_backend == "static" and node_rank is None:
         raise UsageError(f"--rdzv-backend static with --nnodes {nnodes}: --node-rank 0..{nnodes - 1} is needed")
+    if node_rank is not None and node_rank >= nnodes:
+        raise UsageError(f"--node-rank is {node_rank}: 0..{nnodes - 1} is needed with --nnodes {nnodes}")
     if engine.world_size % nnodes:
         raise UsageError(f"--tp {engine.tp} x --pp {engine.pp} ranks do not spread evenly over --nnodes {nnodes}")
     return NodeOptions(
@@ -271,7 +284,7 @@ def _nodes(
 
 def _counts(text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    if not all(part.strip().isdecimal() for part in parts):
         raise UsageError(f"--pp-layers is {text!r}: numbers of layers such as 8,7 are needed")
     return tuple(int(part) for part in parts)
 

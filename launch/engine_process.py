@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from launch.exit_codes import ExitCode
 from launch.options import EngineOptions
 from launch.rank_processes import RankProcesses, RanksFailedError
 from launch.run_folder import RunFolder
-from runtime.client_socket import FrontSocket
+from runtime.client_socket import ClientSocketError, FrontSocket
 from runtime.messages import EngineReady, Shutdown
 
 _POLL_S = 0.2
@@ -64,8 +65,9 @@ class StartedEngine:
         Ranks that are still starting do not listen yet and are ended at once.
         """
         if self.is_ready and self._ranks.alive:
-            self.socket.send([Shutdown()])
-            self._ranks.wait(_GRACE_S)
+            with suppress(ClientSocketError):
+                self.socket.send([Shutdown()])
+                self._ranks.wait(_GRACE_S)
         self._ranks.end()
         self.socket.close(undelivered_s=0)
         self._folder.remove()
@@ -87,7 +89,8 @@ class AttachedEngine:
 
     def stop(self) -> None:
         """Asks the ranks to leave; the leader waits for this process."""
-        self.socket.send([Shutdown()])
+        with suppress(ClientSocketError):
+            self.socket.send([Shutdown()])
         self.socket.close()
         self._folder.remove()
 

@@ -19,6 +19,8 @@ FRONT_PID = "LOCKSTEP_FRONT_PID"
 AGENT_PID = "LOCKSTEP_AGENT_PID"
 """Set by the agent for its ranks: whose child they must be."""
 
+_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+
 
 class RankEnvironmentError(ValueError):
     """An environment variable that torchrun sets is missing or wrong."""
@@ -65,7 +67,7 @@ class RankEnvironment:
             master_address=environ.get("MASTER_ADDR", "127.0.0.1"),
             master_port=_number(environ, "MASTER_PORT"),
             agent_has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            attempt=_number(environ, _RESTART_COUNT) if _RESTART_COUNT in environ else 0,
             run_folder=Path(environ[RUN_FOLDER]) if RUN_FOLDER in environ else None,
         )
 
@@ -89,6 +91,6 @@ def with_import_path(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name)
-    if value is None or not value.isdigit():
+    if value is None or not (value.isascii() and value.isdecimal()):
         raise RankEnvironmentError(f"{name} is {value!r}: a number is needed (start ranks with torchrun)")
     return int(value)

@@ -35,6 +35,7 @@ from runtime.weights import WeightReader, resolve_dtype
 
 _MAX_BEAT_S = 1.0
 _GRAMMAR_WAIT_S = 0.01
+_DEFAULT_MAX_TOKENS = 256
 _FRONT_EXIT_S = 3.0
 
 
@@ -91,7 +92,7 @@ class Rank:
         facts = _share_facts(groups, tokenizer, config.eos_token_ids)
         first_stage, leader = None, None
         if tokenizer is not None:
-            limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens)
+            limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens, _DEFAULT_MAX_TOKENS)
             leader = self._leader(tokenizer, limits) if self._environment.rank == 0 else None
             vocabulary = grammar_vocabulary(tokenizer, config, facts.eos_token_ids)
             wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import msgspec
+
 from launch.cli import UsageError
 from launch.options import GenerateCommand
 from runtime.messages import ErrorInfo
@@ -72,12 +74,21 @@ def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequ
     if not isinstance(value, dict):
         message = f"line {number} is a JSON {type(value).__name__}: an object is needed"
         return InputRequest(user_id, None, ErrorInfo("invalid_request", message))
-    return InputRequest(value.get("id", user_id), json.dumps(_with_defaults(value, defaults)))
+    given_id = value.get("id")
+    if given_id is not None:
+        try:
+            msgspec.json.encode(given_id)
+        except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+            message = f"line {number}: its id cannot be echoed: {error}"
+            return InputRequest(user_id, None, ErrorInfo("invalid_request", message, "id"))
+        user_id = given_id
+    return InputRequest(user_id, json.dumps(_with_defaults(value, defaults)))
 
 
 def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Returns ``fields`` with defaults where it does not say; a grammar of its own replaces the default one."""
     given = {name: value for name, value in fields.items() if value is not None}
-    if any(given.get(name) not in (None, False) for name in _GRAMMAR_FIELDS):
+    # json_object: false is no grammar; json_schema: false is one that nothing matches.
+    if any(name in given and not (name == "json_object" and given[name] is False) for name in _GRAMMAR_FIELDS):
         defaults = {name: value for name, value in defaults.items() if name not in _GRAMMAR_FIELDS}
     return defaults | given

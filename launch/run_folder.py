@@ -5,6 +5,7 @@ It is made by the front side, readable by its owner only, and removed when the r
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -68,12 +69,16 @@ class RunFolder:
         return self.path / "torchrun"
 
     def write_report(self, report: RankReport) -> None:
-        """Leaves a rank's last words; an earlier report of the rank is kept."""
+        """Leaves a rank's last words; an earlier report of the rank is kept.
+
+        When the folder is gone already, nobody is left to read them.
+        """
         path = self.path / "reports" / f"{report.rank}.json"
         if not path.exists():
             part = path.with_suffix(".part")
-            part.write_bytes(msgspec.json.encode(report))
-            part.rename(path)
+            with contextlib.suppress(FileNotFoundError):
+                part.write_bytes(msgspec.json.encode(report))
+                part.rename(path)
 
     def cause(self) -> RankReport | None:
         """Returns the report that names the cause: a failure of its own before one that lost contact, lowest rank."""

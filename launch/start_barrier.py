@@ -47,13 +47,15 @@ def meet(store: Store, name: str, environment: RankEnvironment, timeout_s: float
         StartError: Some did not in ``timeout_s``; they are named.
     """
     keys = {rank: f"{name}/{rank}" for rank in range(environment.world_size)}
-    store.set(keys[environment.rank], "1")
     missing = set(keys)
     deadline_s = time.monotonic() + timeout_s
-    while True:
-        missing = {rank for rank in missing if not store.check([keys[rank]])}
-        if not missing:
-            return
-        if time.monotonic() > deadline_s:
-            raise StartError(f"ranks {sorted(missing)} did not reach '{name}' in {timeout_s:g} s")
-        time.sleep(_POLL_S)
+    try:
+        store.set(keys[environment.rank], "1")
+        while missing := {rank for rank in missing if not store.check([keys[rank]])}:
+            if time.monotonic() > deadline_s:
+                raise StartError(f"ranks {sorted(missing)} did not reach '{name}' in {timeout_s:g} s")
+            time.sleep(_POLL_S)
+    except dist.DistError as error:
+        raise StartError(
+            f"rank {environment.rank} lost the store while waiting for ranks {sorted(missing)} at '{name}': {error}"
+        ) from error

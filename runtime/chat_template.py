@@ -15,6 +15,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from runtime.shown_value import shown
+
 # What the expressions of a template may raise when a message has not the shape that the template expects.
 _RENDER_ERRORS: Final = (
     TemplateError,
@@ -97,7 +99,7 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if value is not None}
     role = plain.get("role")
     if not isinstance(role, str) or not role:
-        raise ChatTemplateError(f"{where}.role must be a non-empty string, got {role!r}")
+        raise ChatTemplateError(f"{where}.role must be a non-empty string, got {shown(role)}")
     if "content" in plain:
         plain["content"] = _checked_content(plain["content"], f"{where}.content")
     elif not plain.get("tool_calls"):
@@ -114,9 +116,9 @@ def _checked_content(content: object, where: str) -> str:
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
-            raise ChatTemplateError(f"{where}[{index}] must be a part of type 'text', got {kind!r}")
+            raise ChatTemplateError(f"{where}[{index}] must be a part of type 'text', got {shown(kind)}")
         if not isinstance(part.get("text"), str):
-            raise ChatTemplateError(f"{where}[{index}].text must be a string, got {part.get('text')!r}")
+            raise ChatTemplateError(f"{where}[{index}].text must be a string, got {shown(part.get('text'))}")
         texts.append(part["text"])
     return "\n".join(texts)
 

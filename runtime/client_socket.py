@@ -6,8 +6,10 @@ direction. Nothing else in the project touches ZMQ.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -15,6 +17,8 @@ import zmq
 from runtime.messages import ClientMessage, EngineMessage
 
 _UNDELIVERED_S = 2.0
+_LOG = logging.getLogger(__name__)
+Message = TypeVar("Message")
 
 
 class ClientSocketError(RuntimeError):
@@ -39,12 +43,22 @@ class FrontSocket:
             raise ClientSocketError(f"cannot bind {endpoint}: {error}") from error
 
     def send(self, messages: Sequence[ClientMessage]) -> None:
-        """Sends messages in order, without waiting."""
-        self._socket.send(msgspec.msgpack.encode(list(messages)))
+        """Sends messages in order, without waiting.
+
+        Raises:
+            ClientSocketError: No leader is connected.
+        """
+        try:
+            self._socket.send(msgspec.msgpack.encode(list(messages)), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise ClientSocketError("no leader is connected") from error
 
     def receive(self, timeout_s: float) -> list[EngineMessage]:
-        """Returns what the leader sent, in order; empty when nothing came in ``timeout_s``."""
-        return [message for frame in _frames(self._socket, timeout_s) for message in self._decoder.decode(frame)]
+        """Returns what the leader sent, in order; empty when nothing came in ``timeout_s``.
+
+        A frame that is no message is logged and dropped.
+        """
+        return _decoded(self._decoder, _frames(self._socket, timeout_s))
 
     def close(self, undelivered_s: float = _UNDELIVERED_S) -> None:
         """Closes the socket; messages not yet delivered are given ``undelivered_s``."""
@@ -74,12 +88,15 @@ class LeaderSocket:
         self._socket.send(msgspec.msgpack.encode(list(messages)))
 
     def receive(self, timeout_s: float) -> list[ClientMessage]:
-        """Returns what the front sent, in order; empty when nothing came in ``timeout_s`` or ``wake`` was called."""
+        """Returns what the front sent, in order; empty when nothing came in ``timeout_s`` or ``wake`` was called.
+
+        A frame that is no message is logged and dropped.
+        """
         if timeout_s > 0:
             ready = dict(self._poller.poll(round(timeout_s * 1000)))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-        return [message for frame in _frames(self._socket, 0) for message in self._decoder.decode(frame)]
+        return _decoded(self._decoder, _frames(self._socket, 0))
 
     def wake(self) -> None:
         """Ends a ``receive`` that waits; any thread may call it."""
@@ -96,6 +113,16 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
     return socket
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[list[Message]], frames: list[bytes]) -> list[Message]:
+    messages: list[Message] = []
+    for frame in frames:
+        try:
+            messages += decoder.decode(frame)
+        except msgspec.DecodeError as error:
+            _LOG.warning("dropped %d bytes from the client socket that are no message: %s", len(frame), error)
+    return messages
 
 
 def _frames(socket: zmq.Socket[bytes], timeout_s: float) -> list[bytes]:

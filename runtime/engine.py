@@ -130,7 +130,8 @@ class RankEngine:
         """Runs one step; returns whether there is a next one."""
         parts = self._parts
         self._begin_step()
-        goes_on = self._apply(parts.intake.exchange(self._patience()))
+        goes_on = self._apply(parts.intake.exchange(self._patience(), parts.scheduler.digest))
+        self._release()
         self._agree()
         plan = parts.scheduler.plan(self._step)
         if plan.rows:

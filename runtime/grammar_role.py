@@ -12,8 +12,7 @@ from grammar_sync.manager import GrammarManager, GrammarRefusal
 from grammar_sync.masks import MaskExchange
 from grammar_sync.relay import relay_verdict
 from pp.link import StageLink
-from runtime.plan import StepPlan
-from runtime.scheduler import DesyncError
+from runtime.plan import DesyncError, StepPlan
 from runtime.sequence import Sequence
 from tp.group import TensorParallelGroup
 

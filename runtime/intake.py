@@ -13,6 +13,7 @@ import msgspec
 
 from pp.link import StageLink, Tag
 from runtime.messages import Action
+from runtime.plan import DesyncError
 from tp.group import TensorParallelGroup
 
 
@@ -34,6 +35,18 @@ class ActionSource(Protocol):
         """Returns the next actions in order, perhaps none, after waiting for them as ``patience`` allows."""
 
 
+class IntakeFrame(msgspec.Struct, frozen=True):
+    """What the leader sends in each step.
+
+    Args:
+        digest: Of all the leader planned and committed so far; every rank compares its own.
+        actions: What to do.
+    """
+
+    digest: int
+    actions: list[Action]
+
+
 class Intake:
     """One rank's end of the intake.
 
@@ -47,20 +60,34 @@ class Intake:
         self._group = group
         self._link = link
         self._source = source
-        self._decoder = msgspec.msgpack.Decoder(list[Action])
+        self._decoder = msgspec.msgpack.Decoder(IntakeFrame)
 
-    def exchange(self, patience: Patience) -> list[Action]:
-        """Returns this step's actions; every rank calls it once a step."""
+    def exchange(self, patience: Patience, digest: int) -> list[Action]:
+        """Returns this step's actions; every rank calls it once a step.
+
+        Args:
+            patience: How long the leader may wait for its client.
+            digest: Of all this rank planned and committed so far.
+
+        Raises:
+            DesyncError: The leader planned or committed something else.
+        """
         link = self._link
         if link.is_first:
-            frame = self._group.broadcast_frame(self._own_frame(patience))
+            frame = self._group.broadcast_frame(self._own_frame(patience, digest))
         else:
             frame = link.receive_frame(link.stage - 1, Tag.INTAKE)
         if not link.is_last:
             link.send_frame(frame, link.stage + 1, Tag.INTAKE)
-        return self._decoder.decode(frame)
+        received = self._decoder.decode(frame)
+        if received.digest != digest:
+            raise DesyncError(
+                f"intake at stage {link.stage} rank {self._group.rank}, step {link.step}: the leader's digest of all "
+                f"before this step is {received.digest}, this rank's is {digest}"
+            )
+        return received.actions
 
-    def _own_frame(self, patience: Patience) -> bytes | None:
+    def _own_frame(self, patience: Patience, digest: int) -> bytes | None:
         if self._source is None:
             return None
-        return msgspec.msgpack.encode(self._source.collect(patience))
+        return msgspec.msgpack.encode(IntakeFrame(digest, self._source.collect(patience)))

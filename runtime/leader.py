@@ -181,6 +181,10 @@ class Leader:
                 self._actions.append(StopRanks())
 
     def _submit(self, message: Submit) -> None:
+        if message.request_id in self._sequences_of:
+            error = ErrorInfo("invalid_request", f"request {message.request_id} is under way already", "request_id")
+            self._outbox.append(Rejected(message.request_id, error))
+            return
         try:
             request = self._builder.parse(message.body)
         except RequestError as error:

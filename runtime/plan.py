@@ -8,6 +8,10 @@ from functools import cached_property
 from hashlib import blake2b
 
 
+class DesyncError(RuntimeError):
+    """This rank is not in step with another: it must not go on."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRow:
     """One sequence's part in a step.
@@ -66,13 +70,18 @@ class PlanDigest:
     def __init__(self) -> None:
         self._state = blake2b(digest_size=8)
 
+    @property
+    def value(self) -> int:
+        """The digest so far, as a signed 64-bit integer."""
+        return int.from_bytes(self._state.digest(), "little", signed=True)
+
     def update_rows(self, step: int, rows: tuple[PlanRow, ...]) -> int:
         """Adds a plan; returns the digest up to it as a signed 64-bit integer."""
         self._state.update(struct.pack("<qq", step, len(rows)))
         for row in rows:
             flags = row.samples | row.constrained << 1
             self._state.update(struct.pack("<5q", row.sequence_id, row.start, row.length, flags, row.fork_of))
-        return int.from_bytes(self._state.digest(), "little", signed=True)
+        return self.value
 
     def update_tokens(self, step: int, token_ids: list[int], statuses: list[int]) -> None:
         """Adds a step's committed tokens."""

@@ -11,6 +11,7 @@ from typing import Any
 from grammar_sync.spec import GrammarError, GrammarSpec, parse_grammar
 from runtime.chat_template import ChatTemplateError
 from runtime.messages import ErrorInfo
+from runtime.shown_value import shown
 from runtime.tokenizer import Tokenizer
 from sampler.params import SamplingParams, SamplingParamsError
 
@@ -59,11 +60,13 @@ class RequestLimits:
         vocab_size: Ids the model knows.
         max_model_len: Prompt and output together, in tokens.
         kv_cache_tokens: KV entries of one sequence at most.
+        default_max_tokens: Tokens to generate at most for a request that does not say, if the context has room.
     """
 
     vocab_size: int
     max_model_len: int
     kv_cache_tokens: int
+    default_max_tokens: int
 
 
 class RequestBuilder:
@@ -103,11 +106,12 @@ class RequestBuilder:
             raise RequestError(str(error), error.param, "grammar_error") from error
         except SamplingParamsError as error:
             raise RequestError(str(error), error.param) from error
-        prompt = self._prompt(fields)
+        prompt, name = self._prompt(fields)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        return Request(prompt, self._max_tokens(len(prompt), params.max_tokens), params, seed, grammar)
+        return Request(prompt, self._max_tokens(name, len(prompt), params.max_tokens), params, seed, grammar)
 
-    def _prompt(self, fields: Mapping[str, Any]) -> list[int]:
+    def _prompt(self, fields: Mapping[str, Any]) -> tuple[list[int], str]:
+        """Returns the prompt's ids, and the field they came from."""
         given = [name for name in _PROMPT_FIELDS if fields.get(name) is not None]
         if len(given) != 1:
             raise RequestError(
@@ -124,7 +128,7 @@ class RequestBuilder:
                 f"leaves room for at most {self._limits.max_model_len - 1}",
                 name,
             )
-        return ids
+        return ids, name
 
     def _encode(self, name: str, value: Any) -> list[int]:
         if name == "prompt_token_ids":
@@ -155,21 +159,21 @@ class RequestBuilder:
         for position, token_id in enumerate(value):
             if type(token_id) is not int or not 0 <= token_id < vocab_size:
                 raise RequestError(
-                    f"prompt_token_ids[{position}] is {token_id!r}: an integer in 0..{vocab_size - 1} is needed",
+                    f"prompt_token_ids[{position}] is {shown(token_id)}: an integer in 0..{vocab_size - 1} is needed",
                     "prompt_token_ids",
                 )
         return value
 
-    def _max_tokens(self, prompt_tokens: int, asked: int | None) -> int:
+    def _max_tokens(self, name: str, prompt_tokens: int, asked: int | None) -> int:
         room = min(self._limits.max_model_len, self._limits.kv_cache_tokens) - prompt_tokens
         if room < 1:
             raise RequestError(
-                f"the prompt has {prompt_tokens} tokens: the KV cache of {self._limits.kv_cache_tokens} tokens "
+                f"{name} has {prompt_tokens} tokens: the KV cache of {self._limits.kv_cache_tokens} tokens "
                 "has no room for it and one more",
-                "prompt",
+                name,
             )
         if asked is None:
-            return room
+            return min(room, self._limits.default_max_tokens)
         if asked > room:
             raise RequestError(
                 f"max_tokens is {asked}: after a prompt of {prompt_tokens} tokens 1..{room} are possible", "max_tokens"

@@ -16,10 +16,6 @@ from runtime.plan import PlanDigest, PlanRow, StepPlan
 from runtime.sequence import Sequence, SequenceState
 
 
-class DesyncError(RuntimeError):
-    """This rank is not in step with another: it must not go on."""
-
-
 @dataclass(frozen=True)
 class SchedulerLimits:
     """How much may run at once.
@@ -54,6 +50,11 @@ class Scheduler:
     def waiting_for_grammar(self) -> tuple[int, ...]:
         """The sequences whose grammar is not agreed yet, in arrival order."""
         return tuple(self._waiting_for_grammar)
+
+    @property
+    def digest(self) -> int:
+        """A signed 64-bit digest of all that was planned and committed so far."""
+        return self._digest.value
 
     @property
     def has_work(self) -> bool:
@@ -100,7 +101,7 @@ class Scheduler:
     def release_finished(self, step: int) -> list[Sequence]:
         """Forgets the sequences that are finished and not in flight; returns them, so that their KV can be freed.
 
-        A sequence whose prefill others share stays for the one step in which they can first take it over.
+        A sequence whose prefill others share stays until the step in which they can first take it over has ended.
         """
         shared = {sequence.prefill_of for sequence in self._waiting.values()}
         released = [
@@ -108,7 +109,7 @@ class Scheduler:
             for sequence in self._sequences.values()
             if sequence.state is SequenceState.FINISHED
             and not sequence.in_flight
-            and not (sequence.sequence_id in shared and sequence.prompt_step == step)
+            and not (sequence.sequence_id in shared and sequence.prompt_step in (step - 1, step))
         ]
         for sequence in released:
             sequence_id = sequence.sequence_id

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 
 from pp.link import StageLink, Tag
-from runtime.plan import StepPlan
-from runtime.scheduler import DesyncError
+from runtime.plan import DesyncError, StepPlan
 from tp.group import TensorParallelGroup
 
 _HEADER = 3
@@ -29,7 +28,9 @@ class TokenShare:
         """
         header = torch.tensor([plan.step, plan.digest, token_ids.shape[0]], dtype=torch.int64)
         payload = torch.cat((header, token_ids.cpu().to(torch.int64), statuses.cpu().to(torch.int64)))
-        self._group.broadcast_(payload)
+        # A frame, not a tensor: it survives ranks whose plans differ in rows, so that the difference can be named.
+        frame = self._group.broadcast_frame(payload.numpy().tobytes())
+        payload = torch.frombuffer(bytearray(frame), dtype=torch.int64)
         result = self._checked(plan, payload)
         for stage in range(self._link.size - 1):
             self._link.send_tensor(payload, stage, Tag.TOKENS)

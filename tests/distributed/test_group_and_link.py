@@ -13,8 +13,7 @@ from launch.groups import RankGroups, build_groups, warm_up
 from pp.link import LinkError, StageLink, Tag
 from runtime.intake import Intake, Patience
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, StopRanks
-from runtime.plan import PlanRow, StepPlan
-from runtime.scheduler import DesyncError
+from runtime.plan import DesyncError, PlanRow, StepPlan
 from runtime.token_share import TokenShare
 from sampler.params import SamplingParams
 from tp.group import CollectiveError, TensorParallelGroup
@@ -367,7 +366,8 @@ def test_warm_up_connects_every_group_and_pair() -> None:
     for rank, (seen, sends, names) in enumerate(run_ranks(warm, 6)):
         assert names == [f"tp{rank // 2}", f"pp{rank % 2}"]
         assert seen == [f"{name} tp{rank // 2}" for name in ("all_reduce", "broadcast", "all_gather_object")]
-        assert sends == [("send:warm_up", f"pp{rank % 2}")] * 2
+        tensors = [("send:hidden", f"pp{rank % 2}")] if rank < 4 else []
+        assert sends == [("send:warm_up", f"pp{rank % 2}")] * 2 + tensors
 
 
 def sent_bytes(rank: int, world_size: int) -> list[tuple[str, str, int]]:
@@ -425,7 +425,7 @@ def intake(rank: int, world_size: int, tp_size: int, pp_size: int) -> list[bool]
     for step, expected in enumerate(action_lists()):
         groups.tensor_parallel.begin_step(step)
         groups.link.begin_step(step)
-        same.append(part.exchange(Patience.LONG) == expected)
+        same.append(part.exchange(Patience.LONG, step - 2) == expected)
     groups.link.drain()
     return same
 
@@ -434,6 +434,27 @@ def intake(rank: int, world_size: int, tp_size: int, pp_size: int) -> list[bool]
 def test_every_rank_learns_the_same_actions_in_the_same_step(tp_size: int, pp_size: int) -> None:
     results = run_ranks(intake, tp_size * pp_size, tp_size, pp_size)
     assert results == [[True] * 4] * (tp_size * pp_size)
+
+
+def diverged_intake(rank: int, world_size: int, odd_rank: int) -> tuple[str, str]:
+    groups = build_groups(2, 2, timeout_s=4)
+    source = ScriptedSource(action_lists()) if rank == 0 else None
+    part = Intake(groups.tensor_parallel, groups.link, source)
+    groups.tensor_parallel.begin_step(5)
+    groups.link.begin_step(5)
+    result = error_of(lambda: part.exchange(Patience.LONG, 77 if rank == odd_rank else -8))
+    groups.link.drain()
+    return result
+
+
+@pytest.mark.parametrize("odd_rank", [1, 2, 3])
+def test_a_rank_that_planned_or_committed_something_else_is_noticed_before_it_runs_anything(odd_rank: int) -> None:
+    results = run_ranks(diverged_intake, 4, odd_rank)
+    kind, message = results[odd_rank]
+    assert kind == DesyncError.__name__
+    for named in (f"stage {odd_rank // 2} rank {odd_rank % 2}", "step 5", "-8", "77"):
+        assert named in message
+    assert [result for rank, result in enumerate(results) if rank != odd_rank] == [("", "")] * 3
 
 
 def plan_of(step: int, rows: int, digest: int = -(2**63)) -> StepPlan:

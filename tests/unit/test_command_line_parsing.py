@@ -37,7 +37,7 @@ def test_defaults() -> None:
         engine=EngineOptions(model=Path("m")),
         nodes=NodeOptions(),
         prompts=("hello",),
-        defaults={"max_tokens": 256},
+        defaults={},
     )
     assert command.engine.world_size == 1
 

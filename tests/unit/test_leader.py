@@ -79,7 +79,7 @@ class Bench:
         self.socket = FakeSocket()
         self.client_lives = True
         tokenizer = ByteTokenizer()
-        builder = RequestBuilder(tokenizer, RequestLimits(257, 4096, 100_000))
+        builder = RequestBuilder(tokenizer, RequestLimits(257, 4096, 100_000, 4096))
         limits = LeaderLimits(beat_s=9.0, grammar_wait_s=0.5, grammar_timeout_s=grammar_timeout_s)
         self.leader = Leader(self.socket, builder, tokenizer, limits, lambda: self.client_lives)
         self.scheduler = Scheduler(SchedulerLimits(64, 100_000, 1_000_000, 1), [EOS])

@@ -49,7 +49,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def builder(*, kv_cache_tokens: int = 1000, begins: bool = False) -> RequestBuilder:
-    return RequestBuilder(ByteTokenizer(begins=begins), RequestLimits(VOCAB, MAX_LEN, kv_cache_tokens))
+    return RequestBuilder(ByteTokenizer(begins=begins), RequestLimits(VOCAB, MAX_LEN, kv_cache_tokens, 10_000))
 
 
 def build(**fields: Any) -> Request:
