@@ -28,6 +28,8 @@ class BatchFlags:
         bad_word_rows: Rows with bad words of several tokens.
         processed_rows: Rows with logit processors.
         logprob_rows: Rows whose logprobs are reported.
+        raw_logprobs: For each of them, whether of the model's output.
+        changed_logits: For each of them, whether its own parameters change the logits of the model's output.
         top_logprobs: The largest number of most likely ids that a row wants to know.
         has_named: Whether a row names ids whose logprobs it wants to know.
         support_rows: Rows whose support is reported.
@@ -45,6 +47,8 @@ class BatchFlags:
     bad_word_rows: tuple[int, ...]
     processed_rows: tuple[int, ...]
     logprob_rows: tuple[int, ...]
+    raw_logprobs: tuple[bool, ...]
+    changed_logits: tuple[bool, ...]
     top_logprobs: int
     has_named: bool
     support_rows: tuple[int, ...]
@@ -53,6 +57,7 @@ class BatchFlags:
     def of(cls, rows: Sequence[RowSampling]) -> BatchFlags:
         """Returns the flags of ``rows``."""
         params = [row.params for row in rows]
+        logprob_rows = _places(one.has_logprobs for one in params)
         return cls(
             all_greedy=all(one.is_greedy for one in params),
             any_greedy=any(one.is_greedy for one in params),
@@ -65,7 +70,9 @@ class BatchFlags:
             has_bans=any(bool(static_bans(row)) for row in rows),
             bad_word_rows=_places(bool(long_bad_words(row)) for row in rows),
             processed_rows=_places(bool(one.logit_processors) for one in params),
-            logprob_rows=_places(one.has_logprobs for one in params),
+            logprob_rows=logprob_rows,
+            raw_logprobs=tuple(params[place].logprobs_mode == "raw" for place in logprob_rows),
+            changed_logits=tuple(_changes_logits(rows[place]) for place in logprob_rows),
             top_logprobs=max((one.logprobs or 0 for one in params), default=0),
             has_named=any(bool(one.logprob_token_ids) for one in params),
             support_rows=_places(one.return_support for one in params),
@@ -279,6 +286,13 @@ def _asked(flags: BatchFlags) -> dict[str, bool]:
 
 def _sparse(name: str, rows: Sequence[RowSampling], device: torch.device) -> SparseRows:
     return SparseRows.from_rows([_SPARSE[name](row) for row in rows], device=device)
+
+
+def _changes_logits(row: RowSampling) -> bool:
+    params = row.params
+    sparse = params.logit_bias or params.banned_token_ids or row.bad_words_token_ids or params.min_tokens
+    whole = params.has_penalties or params.logit_processors or params.allowed_token_ids is not None
+    return bool(sparse or whole)
 
 
 def _keeps_output(row: RowSampling) -> bool:

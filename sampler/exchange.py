@@ -9,6 +9,9 @@ import torch
 from sampler.group import SliceGroup
 from sampler.slices import blocks_of
 
+NON_FINITE = 1
+PROCESSOR_FAILED = 2
+
 
 @dataclass(frozen=True)
 class SliceFacts:
@@ -17,7 +20,7 @@ class SliceFacts:
     Attributes:
         maxima: [B] float32, −inf where the row is bad here or all banned.
         largest_ids: [B] int64, the smallest id among the largest.
-        bad: [B] bool, whether a logit is NaN or +inf.
+        faults: [B] int32, why the row cannot be drawn: 0, ``NON_FINITE`` or ``PROCESSOR_FAILED``.
         block_maxima: [B, nb] float32, or None when every row is greedy.
         block_masses: [B, nb] float32, or None when no row needs its whole mass.
         values: [T, C] float32, the largest values of the truncated rows; None when there are none.
@@ -26,23 +29,43 @@ class SliceFacts:
 
     maxima: torch.Tensor
     largest_ids: torch.Tensor
-    bad: torch.Tensor
+    faults: torch.Tensor
     block_maxima: torch.Tensor | None
     block_masses: torch.Tensor | None
     values: torch.Tensor | None
     ids: torch.Tensor | None
 
 
-def exchange(group: SliceGroup, facts: SliceFacts) -> SliceFacts:
-    """Returns the facts of the whole vocabulary: 64 blocks, values descending; the same bits at any tp_size.
+@dataclass(frozen=True)
+class Exchanged:
+    """What every rank knows after the exchange.
+
+    Attributes:
+        facts: Of the whole vocabulary: 64 blocks, values descending, each row's gravest fault.
+        fault_ranks: [B] int64, the lowest rank with that fault; −1 for a row without one.
+        rider: [size, …] int32, what the ranks sent along; None when they sent nothing.
+    """
+
+    facts: SliceFacts
+    fault_ranks: torch.Tensor
+    rider: torch.Tensor | None
+
+
+def exchange(group: SliceGroup, facts: SliceFacts, rider: torch.Tensor | None = None) -> Exchanged:
+    """Returns the facts of the whole vocabulary, the same bits at any tp_size.
 
     Every rank of the group calls it once a step. One all_gather; its size does not depend on the vocabulary.
+
+    Args:
+        group: The ranks.
+        facts: Of this rank's slice.
+        rider: An int32 table, of one shape on all ranks, to be gathered along.
     """
     blocks = max(len(blocks_of(rank, group.size)) for rank in range(group.size))
     tables = [
         facts.maxima.view(torch.int32).unsqueeze(1),
         facts.largest_ids.to(torch.int32).unsqueeze(1),
-        facts.bad.to(torch.int32).unsqueeze(1),
+        facts.faults.unsqueeze(1),
     ]
     for per_block in (facts.block_maxima, facts.block_masses):
         if per_block is not None:
@@ -50,21 +73,27 @@ def exchange(group: SliceGroup, facts: SliceFacts) -> SliceFacts:
             tables.append(padded.contiguous().view(torch.int32))
     if facts.values is not None and facts.ids is not None:
         tables += [facts.values.contiguous().view(torch.int32), facts.ids.to(torch.int32)]
+    if rider is not None:
+        tables.append(rider)
     gathered = group.all_gather(torch.cat([table.reshape(-1) for table in tables]))
     merged = _Reader(gathered, [table.shape for table in tables])
     maxima_by_rank = merged.floats().squeeze(-1)
     maxima = maxima_by_rank.amax(dim=0)
     # Ids ascend with the rank: the first rank with the largest value has the smallest id.
     holders = torch.where(maxima_by_rank == maxima, merged.integers().squeeze(-1), torch.iinfo(torch.int32).max)
-    bad = merged.integers().squeeze(-1).amax(dim=0) > 0
-    return SliceFacts(
+    faults_by_rank = merged.integers().squeeze(-1)
+    faults = faults_by_rank.amax(dim=0)
+    whole = SliceFacts(
         maxima,
         holders.amin(dim=0).to(torch.int64),
-        bad,
+        faults,
         in_block_order(merged.floats()) if facts.block_maxima is not None else None,
         in_block_order(merged.floats()) if facts.block_masses is not None else None,
         *(_largest(merged.floats(), merged.integers()) if facts.values is not None else (None, None)),
     )
+    ranks = torch.arange(group.size, device=faults.device).unsqueeze(1)
+    first = torch.where(faults_by_rank == faults, ranks, group.size).amin(dim=0)
+    return Exchanged(whole, torch.where(faults > 0, first, -1), merged.integers() if rider is not None else None)
 
 
 def in_block_order(gathered: torch.Tensor) -> torch.Tensor:

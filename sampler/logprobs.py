@@ -24,17 +24,17 @@ _TILE_ELEMENTS = 1 << 18
 
 
 def finite_logprob(logprob: float) -> float:
-    """Returns a logprob as JSON can hold it: −9999.0 for everything smaller, −inf included."""
+    """Returns a logprob as JSON can hold it: −9999.0 for everything smaller, −inf included, and for NaN."""
     return logprob if logprob > LOGPROB_FLOOR else LOGPROB_FLOOR
 
 
 @dataclass(frozen=True)
 class LogprobRows:
-    """Logprobs of N rows, the same on every rank.
+    """Logprobs of N rows, the same on every rank; NaN throughout a row with a NaN or +inf, or with every id banned.
 
     Attributes:
         token_ids: [N] int64, the ids that were drawn or given; −1 in a row without one.
-        logprobs: [N] float64, theirs; −inf in a row without one.
+        logprobs: [N] float64, theirs.
         top_ids: [N, n] int64, the most likely ids, equally likely ones by ascending id; −1 where the vocabulary ends.
         top_logprobs: [N, n] float64, theirs.
         named_ids: [N, m] int64, the ids asked for by name; −1 fills up.
@@ -69,6 +69,12 @@ class RowsToRead:
     masses: torch.Tensor | None = None
     known: torch.Tensor | None = None
 
+    def take(self, index: torch.Tensor) -> RowsToRead:
+        """Returns some of the rows that are asked for."""
+        masses = None if self.masses is None else self.masses[index]
+        known = None if self.known is None else self.known[index]
+        return RowsToRead(self.logits, self.groups, self.rows[index], self.temperature[index], masses, known)
+
 
 @dataclass(frozen=True)
 class Distributions:
@@ -91,9 +97,9 @@ class Distributions:
     values: torch.Tensor
 
     def logprobs(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the logprobs of logits: [N, K] float64 from [N, K] float32; −inf throughout a row without any."""
+        """Returns the logprobs of logits: [N, K] float64 from [N, K] float32; NaN where a row has no distribution."""
         shifted = (values.to(torch.float64) - self.maxima.unsqueeze(1)) / self.temperature.unsqueeze(1)
-        return (shifted - self.log_mass.unsqueeze(1)).nan_to_num_(nan=_NONE, posinf=_NONE, neginf=_NONE)
+        return shifted - self.log_mass.unsqueeze(1)
 
     def report(
         self, token_ids: torch.Tensor, values: torch.Tensor, named_ids: torch.Tensor, named: torch.Tensor
@@ -176,7 +182,15 @@ class SliceLogprobs:
             groups = group_maxima(logits) if source.groups is None else source.groups[rows]
             maxima = groups.view(len(rows), shape.blocks, shape.block_length // 32).amax(dim=-1)
             parts = [*self._masses(source, tile, logits, maxima), *self._top(logits, groups, top_n)]
-            tables.append(torch.cat([*parts, self.values_at(logits, ids[tile]).view(torch.int32)], dim=1))
+            tables.append(
+                torch.cat(
+                    [
+                        *parts,
+                        self.values_at(logits, torch.arange(len(rows), device=ids.device), ids[tile]).view(torch.int32),
+                    ],
+                    dim=1,
+                )
+            )
         width = 2 * self._blocks + 2 * top_n + ids.shape[1]
         return torch.cat(tables) if tables else torch.empty((0, width), dtype=torch.int32, device=ids.device)
 
@@ -200,11 +214,17 @@ class SliceLogprobs:
         values = floats[:, :, 2 * blocks + 2 * top_n :].amax(dim=0)
         return Distributions(maxima, folded_sum(weights).log(), temperature, top_ids, top_values, values)
 
-    def values_at(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of ids in this slice, −inf for others: [N, K] float32 from [N, Vs] and [N, K] int64."""
+    def values_at(self, logits: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of ids in this slice, −inf for others: [N, K] float32.
+
+        Args:
+            logits: [R, Vs] float32.
+            rows: [N] int64, the row of each run of ids.
+            ids: [N, K] int64.
+        """
         columns = ids - self._shape.start
         inside = (ids >= 0) & (columns >= 0) & (columns < self._shape.width)
-        return torch.where(inside, logits.gather(1, torch.where(inside, columns, 0)), _NONE)
+        return torch.where(inside, logits[rows.unsqueeze(1), torch.where(inside, columns, 0)], _NONE)
 
     def _masses(
         self, source: RowsToRead, tile: slice, logits: torch.Tensor, maxima: torch.Tensor

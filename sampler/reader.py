@@ -8,12 +8,12 @@ import torch
 
 from sampler.adjust import allows_other_ids, apply_mask_, mask_table
 from sampler.batch import SamplingBatchInfo
-from sampler.exchange import SliceFacts
+from sampler.exchange import NON_FINITE, SliceFacts
 from sampler.group import SliceGroup
 from sampler.slices import SliceShape, block_masses, first_largest, group_maxima, largest_values
 
 _TILE_ELEMENTS = 1 << 18
-_INFINITE_LOGIT = 1e30
+INFINITE_LOGIT = 1e30
 _NONE = float("-inf")
 
 
@@ -103,7 +103,7 @@ class SliceReader:
         facts = SliceFacts(
             block_maxima.amax(dim=1),
             largest + shape.start,
-            bad,
+            bad.to(torch.int32) * NON_FINITE,
             None if flags.all_greedy else block_maxima,
             masses,
             values,
@@ -115,7 +115,7 @@ class SliceReader:
         """Applies everything that changes logits but the mask, which comes last, in the one order there is."""
         start = self._shape.start
         if self._sanitize:
-            logits.nan_to_num_(nan=_NONE, posinf=_INFINITE_LOGIT, neginf=_NONE)
+            logits.nan_to_num_(nan=_NONE, posinf=INFINITE_LOGIT, neginf=_NONE)
         if batch.penalties is not None:
             batch.penalties.apply_(logits, start)
         if bans is not None and batch.banned is not None:

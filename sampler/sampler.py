@@ -15,15 +15,20 @@ from typing import Literal
 import torch
 
 from sampler.batch import SamplingBatchInfo
-from sampler.exchange import exchange, in_block_order
+from sampler.exchange import NON_FINITE, PROCESSOR_FAILED, exchange, in_block_order
 from sampler.group import SliceGroup
+from sampler.logprobs import LogprobRows, SliceLogprobs
 from sampler.philox import uniform_53
-from sampler.reader import SliceReader
+from sampler.processors import ProcessorRegistry, ProcessorRunner
+from sampler.reader import INFINITE_LOGIT, SliceReader
+from sampler.report import LogprobReporter, LogprobRequest
 from sampler.slices import VOCABULARY_BLOCKS, SliceShape, block_masses, blocks_of, weights_in_block
 from sampler.support import pick, relative_weights
-from sampler.truncation import Step, decide_truncated, draw_settled, search_unsettled
+from sampler.supports import gather_supports
+from sampler.truncation import Step, Truncated, decide_truncated, draw_settled, search_unsettled
 
 DEFAULT_CANDIDATES = 128
+MAX_SUPPORT = 4096
 _NONE = float("-inf")
 
 
@@ -45,6 +50,7 @@ class RowReason(IntEnum):
     NONE = 0
     EMPTY_SUPPORT = 1
     NON_FINITE = 2
+    PROCESSOR_FAILED = 3
 
 
 @dataclass(frozen=True)
@@ -53,13 +59,21 @@ class SampleOutput:
 
     Attributes:
         token_ids: [B] int64; −1 for an INVALID row.
-        status: [B] int64, a ``RowStatus`` each.
+        status: [B] int64, a ``RowStatus`` each: OVERFLOW where a support was asked for and is too large to report.
         reasons: [B] int64, a ``RowReason`` each.
+        fault_ranks: [B] int64, the lowest rank of the group that saw the NaN or +inf, or whose processor failed; −1
+            where that is not the reason.
+        logprobs: One row for each of ``batch.flags.logprob_rows``, in that order; None when there is none. Those of an
+            INVALID row mean nothing.
+        supports: What could have been drawn, for each of ``batch.flags.support_rows``, in that order.
     """
 
     token_ids: torch.Tensor
     status: torch.Tensor
     reasons: torch.Tensor
+    fault_ranks: torch.Tensor
+    logprobs: LogprobRows | None
+    supports: list[RowSupport]
 
 
 @dataclass(frozen=True)
@@ -67,18 +81,42 @@ class RowSupport:
     """What may be drawn in one row.
 
     Attributes:
-        status: How the row went; an INVALID row has an empty support.
+        status: How the row went; a row that is INVALID or whose support is too large to report has no ids.
         ids: [S] int64, ascending.
         probabilities: [S] float64, renormalised over the support.
+        logprobs: [S] float64, their logarithms.
     """
 
     status: RowStatus
     ids: torch.Tensor
     probabilities: torch.Tensor
+    logprobs: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """A step after the exchange.
+
+    Attributes:
+        step: What every rank knows.
+        fault_ranks: [B] int64, as in ``SampleOutput``.
+        request: What rows ask about logprobs, if any does.
+        gathered: The ranks' answers to it.
+    """
+
+    step: Step
+    fault_ranks: torch.Tensor
+    request: LogprobRequest | None
+    gathered: torch.Tensor | None
 
 
 class Sampler:
     """Draws tokens from this rank's vocabulary slice, together with the ranks that hold the others.
+
+    What happens to a row's logits, in the one order there is: logit processors in the request's order; the NaN policy;
+    frequency and presence penalty; the stop ids' ban until ``min_tokens``; repetition penalty; logit bias; allowed ids,
+    banned ids and bad words; the grammar's mask; temperature; the filters; the draw. Raw logprobs are of the logits
+    before the first of these, processed ones of those after the temperature.
 
     Args:
         group: The ranks; all of them make the same calls in the same order.
@@ -87,6 +125,7 @@ class Sampler:
         block_length: Ids of one of the 64 canonical blocks, a multiple of 32.
         nan_policy: ``error`` ends a row with a NaN or +inf; ``sanitize`` takes NaN as absent and +inf as 1e30.
         candidates: How many of a truncated row's largest values are gathered. The distribution does not depend on it.
+        processors: The logit processors that rows may name.
 
     Raises:
         SamplerError: ``slice_start`` is not where this rank's blocks begin, or a size makes no sense.
@@ -101,6 +140,7 @@ class Sampler:
         block_length: int,
         nan_policy: Literal["error", "sanitize"] = "error",
         candidates: int = DEFAULT_CANDIDATES,
+        processors: ProcessorRegistry | None = None,
     ) -> None:
         if not 1 <= group.size <= VOCABULARY_BLOCKS:
             raise SamplerError(f"a vocabulary of {VOCABULARY_BLOCKS} blocks cannot be cut over {group.size} ranks")
@@ -117,7 +157,12 @@ class Sampler:
         self._group = group
         self._shape = SliceShape(slice_start, blocks.start, len(blocks), block_length, valid_size)
         self._vocab_size = vocab_size
-        self._reader = SliceReader(group, self._shape, sanitize=nan_policy == "sanitize", candidates=candidates)
+        self._sanitize = nan_policy == "sanitize"
+        self._reader = SliceReader(group, self._shape, sanitize=self._sanitize, candidates=candidates)
+        self._logprobs = SliceLogprobs(group, self._shape)
+        self._reporter = LogprobReporter(group, self._logprobs, sanitize=self._sanitize)
+        registry = ProcessorRegistry({}) if processors is None else processors
+        self._processors = ProcessorRunner(registry, group, self._shape, vocab_size)
 
     def sample(
         self,
@@ -139,7 +184,9 @@ class Sampler:
         Raises:
             SamplerError: A shape or dtype does not fit the batch.
         """
-        step = self._begin(logits, batch, positions, mask_words)
+        opening = self._begin(logits, batch, positions, mask_words)
+        step = opening.step
+        lowest = torch.full_like(step.facts.maxima, _NONE) if batch.flags.support_rows else None
         token_ids = torch.where(batch.greedy & (step.reasons == 0), step.facts.largest_ids, -1)
         if bool(step.sampled.any()):
             index = torch.as_tensor(positions, dtype=torch.int64, device=logits.device)
@@ -148,12 +195,55 @@ class Sampler:
             settled, drawn = draw_settled(truncated, uniform)
             token_ids[settled] = drawn
             searched, thresholds = search_unsettled(self._group, step, truncated)
+            if lowest is not None:
+                _set_floors_(lowest, truncated, searched, thresholds)
             unfiltered = (step.sampled & ~batch.truncated).nonzero().squeeze(1)
             wide = torch.cat((unfiltered, searched))
             floors = torch.cat((torch.full_like(unfiltered, _NONE, dtype=torch.float32), thresholds))
             if len(wide):
                 token_ids[wide] = self._draw_wide(step, wide, floors, uniform[wide])
-        return SampleOutput(token_ids, _status(step.reasons), step.reasons)
+        return self._output(opening, token_ids, lowest)
+
+    def score(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatchInfo,
+        positions: Sequence[int],
+        token_ids: torch.Tensor,
+        mask_words: torch.Tensor | None = None,
+    ) -> SampleOutput:
+        """Returns the logprobs of given tokens instead of drawing; everything before the draw is as for ``sample``.
+
+        Args:
+            logits: As for ``sample``.
+            batch: The rows' parameters; rows that ask for logprobs get them.
+            positions: As for ``sample``.
+            token_ids: [B] int64, each row's token.
+            mask_words: As for ``sample``.
+
+        Raises:
+            SamplerError: A shape or dtype does not fit the batch.
+        """
+        opening = self._begin(logits, batch, positions, mask_words, given_ids=token_ids)
+        return self._output(opening, torch.where(opening.step.reasons == 0, token_ids, -1), None)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, *, top_n: int = 0, named_ids: torch.Tensor | None = None
+    ) -> LogprobRows:
+        """Returns the raw logprobs of given tokens at T positions: of prompts, and of texts to score.
+
+        Every rank of the group calls it with its own slice. NaN throughout a position whose logits the NaN policy
+        refuses.
+
+        Args:
+            logits: [T, Vs] float32, contiguous, this rank's slice of the model's output, padding −inf. Left as it is.
+            token_ids: [T] int64, the token at each position; −1 = none.
+            top_n: How many of the most likely ids to report.
+            named_ids: [T, m] int64, other ids to report; −1 fills up.
+        """
+        if self._sanitize:
+            logits = logits.nan_to_num(nan=_NONE, posinf=INFINITE_LOGIT, neginf=_NONE)
+        return self._logprobs.token_logprobs(logits, token_ids, top_n=top_n, named_ids=named_ids)
 
     def support(
         self,
@@ -166,24 +256,11 @@ class Sampler:
 
         For tests and for replaying a row: it gathers whole supports.
         """
-        step = self._begin(logits, batch, positions, mask_words)
+        step = self._begin(logits, batch, positions, mask_words).step
         floors = torch.full_like(step.facts.maxima, _NONE)
         truncated = decide_truncated(step)
-        settled = truncated.decision.settled
-        floors[truncated.rows[settled]] = truncated.decision.threshold[settled]
-        searched, thresholds = search_unsettled(self._group, step, truncated)
-        floors[searched] = thresholds
-        supports = []
-        for row, above in enumerate(self._gather_above(step, floors)):
-            reason, one = int(step.reasons[row]), slice(row, row + 1)
-            ids, values = (step.facts.largest_ids[one], step.facts.maxima[one]) if batch.greedy[row] else above
-            if reason:
-                supports.append(RowSupport(RowStatus.INVALID, ids[:0], values[:0].to(torch.float64)))
-                continue
-            weights = relative_weights(values.unsqueeze(0), step.facts.maxima[one], batch.temperature[one]).squeeze(0)
-            # Summed one after the other: a plain sum of one long row is split over threads.
-            supports.append(RowSupport(RowStatus.OK, ids, weights / weights.cumsum(dim=0)[-1:]))
-        return supports
+        _set_floors_(floors, truncated, *search_unsettled(self._group, step, truncated))
+        return self._supports(step, range(batch.row_count), floors, self._vocab_size)
 
     def _begin(
         self,
@@ -191,15 +268,78 @@ class Sampler:
         batch: SamplingBatchInfo,
         positions: Sequence[int],
         mask_words: torch.Tensor | None,
-    ) -> Step:
+        *,
+        given_ids: torch.Tensor | None = None,
+    ) -> _Opening:
         """Adjusts the slice, reads it and exchanges what was found."""
         self._check(logits, batch, positions, mask_words)
+        asks = bool(batch.flags.logprob_rows)
+        kept = self._reporter.keep(logits, batch, masked=mask_words is not None) if asks else None
+        failed = self._processors.apply_(logits, batch) if batch.flags.processed_rows else []
         bans = self._reader.active_bans(batch, positions, mask_words)
         groups, own = self._reader.read_(logits, batch, bans, mask_words)
-        facts = exchange(self._group, own)
+        if failed:
+            own.faults[failed] = PROCESSOR_FAILED
+        request = None
+        if asks:
+            request = self._reporter.request(batch, kept, logits, groups, facts=own, given_ids=given_ids)
+        exchanged = exchange(self._group, own, None if request is None else request.table)
+        facts = exchanged.facts
         empty = torch.where(facts.maxima == _NONE, int(RowReason.EMPTY_SUPPORT), int(RowReason.NONE))
-        reasons = torch.where(facts.bad, int(RowReason.NON_FINITE), empty)
-        return Step(batch, self._vocab_size, logits, groups, facts, reasons, (reasons == 0) & ~batch.greedy)
+        reasons = torch.where(facts.faults == NON_FINITE, int(RowReason.NON_FINITE), empty)
+        reasons = torch.where(facts.faults == PROCESSOR_FAILED, int(RowReason.PROCESSOR_FAILED), reasons)
+        step = Step(batch, self._vocab_size, logits, groups, facts, reasons, (reasons == 0) & ~batch.greedy)
+        return _Opening(step, exchanged.fault_ranks, request, exchanged.rider)
+
+    def _output(self, opening: _Opening, token_ids: torch.Tensor, floors: torch.Tensor | None) -> SampleOutput:
+        """Returns the step's tokens with what the rows asked to know.
+
+        Args:
+            opening: The step.
+            token_ids: [B] int64.
+            floors: [B] float32, the smallest value in each support; None when no support is to be reported.
+        """
+        step, logprobs = opening.step, None
+        status = torch.where(step.reasons > 0, int(RowStatus.INVALID), int(RowStatus.OK))
+        if opening.request is not None and opening.gathered is not None:
+            logprobs = self._reporter.answer(opening.request, opening.gathered, step.logits, token_ids)
+        supports: list[RowSupport] = []
+        if floors is not None:
+            rows = step.batch.flags.support_rows
+            supports = self._supports(step, rows, floors, MAX_SUPPORT)
+            for row, support in zip(rows, supports, strict=True):
+                status[row] = int(support.status)
+        return SampleOutput(token_ids, status, step.reasons, opening.fault_ranks, logprobs, supports)
+
+    def _supports(self, step: Step, rows: Sequence[int], floors: torch.Tensor, limit: int) -> list[RowSupport]:
+        """Returns the supports of some rows, put together from the slices; all ranks call it.
+
+        Args:
+            step: The step.
+            rows: The rows.
+            floors: [B] float32, the smallest value in the support; any for greedy rows.
+            limit: Most ids to report of a row.
+        """
+        index = torch.tensor(list(rows), dtype=torch.int64, device=floors.device)
+        # A greedy row's support is known: nothing is gathered for it, nor for one that cannot be drawn.
+        floors = torch.where(step.sampled, floors, float("inf"))[index]
+        gathered = gather_supports(self._group, self._shape.start, step.logits[index], floors, limit=limit)
+        none = floors.new_empty(0, dtype=torch.float64)
+        supports = []
+        for row, found in zip(rows, gathered, strict=True):
+            one = slice(row, row + 1)
+            if int(step.reasons[row]) or found is None:
+                status = RowStatus.INVALID if int(step.reasons[row]) else RowStatus.OVERFLOW
+                supports.append(RowSupport(status, none.to(torch.int64), none, none))
+                continue
+            ids, values = (step.facts.largest_ids[one], step.facts.maxima[one]) if step.batch.greedy[row] else found
+            maximum, temperature = step.facts.maxima[one], step.batch.temperature[one]
+            weights = relative_weights(values.unsqueeze(0), maximum, temperature).squeeze(0)
+            # Summed one after the other: a plain sum of one long row is split over threads.
+            total = weights.cumsum(dim=0)[-1:]
+            logprobs = (values.to(torch.float64) - maximum) / temperature - total.log()
+            supports.append(RowSupport(RowStatus.OK, ids, weights / total, logprobs))
+        return supports
 
     def _check(
         self,
@@ -263,21 +403,9 @@ class Sampler:
             masses[place, :count] = block_masses(step.logits[one], maxima[one], inverse[one], floor=floor)
         return in_block_order(self._group.all_gather(masses))
 
-    def _gather_above(self, step: Step, floors: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Returns ids and values from the floor up of each row, of all ranks: [S] int64 and float32, ids ascending."""
-        logits = step.logits
-        row, column = ((logits >= floors.unsqueeze(1)) & (logits > _NONE)).nonzero(as_tuple=True)
-        counts = self._group.all_gather(row.bincount(minlength=logits.shape[0]))
-        longest = int(counts.sum(dim=1).max())
-        padded = torch.zeros((2, longest), dtype=torch.float64, device=logits.device)
-        padded[0, : len(row)], padded[1, : len(row)] = column + self._shape.start, logits[row, column]
-        by_rank = [
-            table[:, : int(own.sum())].split(own.tolist(), dim=1)
-            for table, own in zip(self._group.all_gather(padded), counts, strict=True)
-        ]
-        merged = [torch.cat(parts, dim=1) for parts in zip(*by_rank, strict=True)]
-        return [(table[0].to(torch.int64), table[1].to(torch.float32)) for table in merged]
 
-
-def _status(reasons: torch.Tensor) -> torch.Tensor:
-    return torch.where(reasons > 0, int(RowStatus.INVALID), int(RowStatus.OK))
+def _set_floors_(floors: torch.Tensor, truncated: Truncated, searched: torch.Tensor, thresholds: torch.Tensor) -> None:
+    """Sets the smallest value in the support of the truncated rows: [B] float32."""
+    settled = truncated.decision.settled
+    floors[truncated.rows[settled]] = truncated.decision.threshold[settled]
+    floors[searched] = thresholds

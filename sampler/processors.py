@@ -1,0 +1,322 @@
+"""Custom logit processors: registered by name at launch, called with per-request arguments, on vocabulary slices.
+
+A request names processors; it never brings code. Rows of one processor are applied together. What a processor does to
+its rows is its own affair; that it ends no other row, and that ranks never differ over its failure, is seen to here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib.metadata import entry_points
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from sampler.batch import SamplingBatchInfo
+from sampler.group import SliceGroup
+from sampler.logprobs import RowsToRead, SliceLogprobs
+from sampler.params import ProcessorCall, SamplingParamsError
+from sampler.slices import SliceShape
+
+ENTRY_POINT_GROUP = "lockstep.logit_processors"
+
+
+class ProcessorLoadError(ValueError):
+    """A logit processor named at launch cannot be had: the fault of whoever launches."""
+
+
+class ProcessorDisagreementError(RuntimeError):
+    """The ranks asked a processor's rows for different values: the rows of that processor end."""
+
+
+class ProcessorRows(Protocol):
+    """The rows of one processor in one step, on one rank."""
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """[R, Vs] float32, this rank's slice of the rows, padding −inf: to be changed in place."""
+
+    @property
+    def slice_start(self) -> int:
+        """The id of the first column."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are; columns from there on are padding."""
+
+    @property
+    def args(self) -> Sequence[Mapping[str, Any]]:
+        """Each row's arguments."""
+
+    @property
+    def prompt_ids(self) -> Sequence[Sequence[int]]:
+        """Each row's prompt."""
+
+    @property
+    def output_ids(self) -> Sequence[Sequence[int]]:
+        """What each row has generated so far."""
+
+    def max(self) -> torch.Tensor:
+        """Returns each row's largest logit over the whole vocabulary: [R] float32. Every rank must ask alike."""
+
+    def logsumexp(self) -> torch.Tensor:
+        """Returns log Σ exp(z) of each row over the whole vocabulary: [R] float64. Every rank must ask alike."""
+
+
+@runtime_checkable
+class LogitProcessor(Protocol):
+    """What a registered processor is.
+
+    Attributes:
+        needs_row_values: Whether ``process`` asks for values over the whole vocabulary. Where it does, the ranks agree
+            on its progress, at the price of a small reduction a step; where it does not, nothing is exchanged.
+    """
+
+    needs_row_values: bool
+
+    def check(self, args: Mapping[str, Any]) -> None:
+        """Does nothing if ``args`` are what the processor takes; called once a request, before any rank sees it.
+
+        Raises:
+            ValueError: They are not; the message names the argument, its value and what is allowed.
+        """
+
+    def process(self, rows: ProcessorRows) -> None:
+        """Changes the logits of the rows in place. Every rank calls it with its own slice of the same rows.
+
+        A row's result must depend on that row alone.
+        """
+
+
+class ProcessorRegistry:
+    """The processors a request may name.
+
+    Args:
+        processors: The processors by name.
+    """
+
+    def __init__(self, processors: Mapping[str, LogitProcessor]) -> None:
+        self._processors = dict(processors)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The registered names, sorted."""
+        return tuple(sorted(self._processors))
+
+    def __getitem__(self, name: str) -> LogitProcessor:
+        return self._processors[name]
+
+    def check(self, calls: Sequence[ProcessorCall]) -> None:
+        """Does nothing if every call names a registered processor that takes its arguments.
+
+        Raises:
+            SamplingParamsError: One does not.
+        """
+        for place, call in enumerate(calls):
+            field = f"logit_processors[{place}]"
+            if call.name not in self._processors:
+                known = ", ".join(self.names) or "none is registered"
+                raise SamplingParamsError(
+                    "logit_processors", f"{field}.name must be a registered processor ({known}), not {call.name[:80]!r}"
+                )
+            try:
+                self._processors[call.name].check(call.args)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                message = f"{field}.args of {call.name}: {error}"
+                raise SamplingParamsError("logit_processors", message) from error
+
+
+def load_processors(specs: Sequence[str] = ()) -> ProcessorRegistry:
+    """Returns the registry of the installed entry points and of those that a launch names; called by the launcher.
+
+    Args:
+        specs: ``module:name`` each; the processor is registered as ``name``. It is an instance, or a class that is
+            called without arguments.
+
+    Raises:
+        ProcessorLoadError: A module or a name in it does not exist, what is there is no processor, or two share a name.
+    """
+    found: dict[str, LogitProcessor] = {}
+    sources = [(point.name, point.value) for point in entry_points(group=ENTRY_POINT_GROUP)]
+    for spec in specs:
+        _, colon, name = spec.partition(":")
+        if not colon or not name.isidentifier():
+            raise ProcessorLoadError(f"logit processor {spec!r}: module:name is needed")
+        sources.append((name, spec))
+    for name, spec in sorted(sources):
+        if name in found:
+            raise ProcessorLoadError(f"logit processor {spec!r}: another processor is registered as {name!r}")
+        found[name] = _load(spec)
+    return ProcessorRegistry(found)
+
+
+def _load(spec: str) -> LogitProcessor:
+    module, _, name = spec.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ProcessorLoadError(f"logit processor {spec!r}: {error}") from error
+    processor = value() if isinstance(value, type) else value
+    if not isinstance(processor, LogitProcessor) or not isinstance(processor.needs_row_values, bool):
+        raise ProcessorLoadError(
+            f"logit processor {spec!r} is no processor: check(args), process(rows) and needs_row_values are needed"
+        )
+    return processor
+
+
+class _Progress(IntEnum):
+    """Where a rank is with a processor, or what it asks for."""
+
+    FINISHED = 0
+    FAILED = 1
+    MAX = 2
+    LOGSUMEXP = 3
+
+
+class _Agreement:
+    """Keeps the ranks paired while a processor runs: before every value asked for, and at the end, they compare notes.
+
+    A rank whose processor failed meets the others at their next question, which they then do not ask.
+    """
+
+    def __init__(self, group: SliceGroup, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self.agreed = True
+        self.in_collective = False
+
+    def on(self, progress: _Progress) -> bool:
+        """Returns whether all ranks are at the same point; once they are not, they never meet again."""
+        if self.agreed:
+            ends = torch.tensor([int(progress), -int(progress)], dtype=torch.int32, device=self._device)
+            highest, negated_lowest = self._meet(ends).tolist()
+            self.agreed = highest == -negated_lowest
+        return self.agreed
+
+    def _meet(self, ends: torch.Tensor) -> torch.Tensor:
+        self.in_collective = True
+        met = self._group.all_reduce_max_(ends)
+        self.in_collective = False
+        return met
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows given to a processor."""
+
+    logits: torch.Tensor
+    slice_start: int
+    vocab_size: int
+    args: Sequence[Mapping[str, Any]]
+    prompt_ids: Sequence[Sequence[int]]
+    output_ids: Sequence[Sequence[int]]
+    _reader: SliceLogprobs
+    _group: SliceGroup
+    _agreement: _Agreement | None
+
+    def max(self) -> torch.Tensor:
+        own = self.logits.amax(dim=1)
+        self._ask(_Progress.MAX)
+        return self._answered(self._group.all_reduce_max_(own))
+
+    def logsumexp(self) -> torch.Tensor:
+        count = len(self.logits)
+        rows = torch.arange(count, device=self.logits.device)
+        temperature = torch.ones(count, dtype=torch.float64, device=self.logits.device)
+        own = self._reader.read(RowsToRead(self.logits, None, rows, temperature), 0, rows.new_empty((count, 0)))
+        self._ask(_Progress.LOGSUMEXP)
+        found = self._reader.merge(self._answered(self._group.all_gather(own)), temperature, 0)
+        return found.maxima + found.log_mass
+
+    def _ask(self, progress: _Progress) -> None:
+        if self._agreement is None:
+            raise ProcessorDisagreementError("only a processor with needs_row_values may ask for row values")
+        if not self._agreement.on(progress):
+            raise ProcessorDisagreementError(f"not every rank asked for {progress.name.lower()}")
+        self._agreement.in_collective = True
+
+    def _answered(self, values: torch.Tensor) -> torch.Tensor:
+        if self._agreement is not None:
+            self._agreement.in_collective = False
+        return values
+
+
+class ProcessorRunner:
+    """Applies the processors of a batch to this rank's slice.
+
+    Args:
+        registry: The registered processors.
+        group: The ranks; all make the same calls in the same order.
+        shape: Where this rank's slice lies.
+        vocab_size: How many ids there are.
+    """
+
+    def __init__(self, registry: ProcessorRegistry, group: SliceGroup, shape: SliceShape, vocab_size: int) -> None:
+        self._registry = registry
+        self._group = group
+        self._shape = shape
+        self._vocab_size = vocab_size
+        self._reader = SliceLogprobs(group, shape)
+
+    def apply_(self, logits: torch.Tensor, batch: SamplingBatchInfo) -> list[int]:
+        """Applies the processors and returns the rows in which one failed on this rank.
+
+        A request's processors run in its order: first the first one of every row, all rows of one processor together,
+        in order of their names, then the second ones, and so on.
+
+        Args:
+            logits: [B, Vs] float32, contiguous.
+            batch: The rows' parameters.
+        """
+        failed: set[int] = set()
+        asking = batch.flags.processed_rows
+        for stage in range(max(len(batch.rows[row].params.logit_processors) for row in asking)):
+            rows_of: dict[str, list[int]] = {}
+            for row in asking:
+                calls = batch.rows[row].params.logit_processors
+                if stage < len(calls):
+                    rows_of.setdefault(calls[stage].name, []).append(row)
+            for name in sorted(rows_of):
+                if not self._run(name, stage, rows_of[name], logits, batch):
+                    failed.update(rows_of[name])
+        return sorted(failed)
+
+    def _run(self, name: str, stage: int, rows: list[int], logits: torch.Tensor, batch: SamplingBatchInfo) -> bool:
+        """Runs one processor on a copy of its rows; returns whether it went well here, and then keeps the result."""
+        index = torch.tensor(rows, device=logits.device)
+        processor = self._registry[name]
+        agreement = _Agreement(self._group, logits.device) if processor.needs_row_values else None
+        outputs = batch.output_ids or []
+        given = _Rows(
+            logits[index],
+            self._shape.start,
+            self._vocab_size,
+            [batch.rows[row].params.logit_processors[stage].args for row in rows],
+            [tuple(batch.rows[row].prompt_ids) for row in rows],
+            [tuple(outputs[row]) for row in rows],
+            self._reader,
+            self._group,
+            agreement,
+        )
+        shape = given.logits.shape
+        went_well = False
+        try:
+            processor.process(given)
+            went_well = given.logits.shape == shape and given.logits.dtype == torch.float32
+            if not went_well:
+                logging.getLogger(__name__).error("logit processor %s changed the shape or dtype of its rows", name)
+        except Exception:
+            if agreement is not None and agreement.in_collective:
+                raise
+            logging.getLogger(__name__).exception("logit processor %s failed", name)
+        if agreement is not None:
+            together = agreement.on(_Progress.FINISHED if went_well else _Progress.FAILED)
+            went_well = went_well and together
+        if went_well:
+            given.logits[:, self._shape.valid_size :] = float("-inf")
+            logits[index] = given.logits
+        return went_well
