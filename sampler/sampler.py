@@ -23,8 +23,8 @@ from sampler.processors import ProcessorRegistry, ProcessorRunner
 from sampler.reader import INFINITE_LOGIT, SliceReader
 from sampler.report import LogprobReporter, LogprobRequest
 from sampler.slices import VOCABULARY_BLOCKS, SliceShape, block_masses, blocks_of, weights_in_block
-from sampler.support import pick, relative_weights
-from sampler.supports import gather_supports
+from sampler.support import pick
+from sampler.supports import RowStatus, RowSupport, report_supports
 from sampler.truncation import Step, Truncated, decide_truncated, draw_settled, search_unsettled
 
 DEFAULT_CANDIDATES = 128
@@ -34,14 +34,6 @@ _NONE = float("-inf")
 
 class SamplerError(RuntimeError):
     """The sampler was called with what does not fit together: a fault of the program, not of a client."""
-
-
-class RowStatus(IntEnum):
-    """How a row's step went; the larger is the worse, and ranks agree on the largest."""
-
-    OK = 0
-    OVERFLOW = 1
-    INVALID = 2
 
 
 class RowReason(IntEnum):
@@ -74,23 +66,6 @@ class SampleOutput:
     fault_ranks: torch.Tensor
     logprobs: LogprobRows | None
     supports: list[RowSupport]
-
-
-@dataclass(frozen=True)
-class RowSupport:
-    """What may be drawn in one row.
-
-    Attributes:
-        status: How the row went; a row that is INVALID or whose support is too large to report has no ids.
-        ids: [S] int64, ascending.
-        probabilities: [S] float64, renormalised over the support.
-        logprobs: [S] float64, their logarithms.
-    """
-
-    status: RowStatus
-    ids: torch.Tensor
-    probabilities: torch.Tensor
-    logprobs: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -260,7 +235,8 @@ class Sampler:
         floors = torch.full_like(step.facts.maxima, _NONE)
         truncated = decide_truncated(step)
         _set_floors_(floors, truncated, *search_unsettled(self._group, step, truncated))
-        return self._supports(step, range(batch.row_count), floors, self._vocab_size)
+        rows = range(batch.row_count)
+        return report_supports(self._group, self._shape.start, step, rows, floors, limit=self._vocab_size)
 
     def _begin(
         self,
@@ -306,40 +282,10 @@ class Sampler:
         supports: list[RowSupport] = []
         if floors is not None:
             rows = step.batch.flags.support_rows
-            supports = self._supports(step, rows, floors, MAX_SUPPORT)
+            supports = report_supports(self._group, self._shape.start, step, rows, floors, limit=MAX_SUPPORT)
             for row, support in zip(rows, supports, strict=True):
                 status[row] = int(support.status)
         return SampleOutput(token_ids, status, step.reasons, opening.fault_ranks, logprobs, supports)
-
-    def _supports(self, step: Step, rows: Sequence[int], floors: torch.Tensor, limit: int) -> list[RowSupport]:
-        """Returns the supports of some rows, put together from the slices; all ranks call it.
-
-        Args:
-            step: The step.
-            rows: The rows.
-            floors: [B] float32, the smallest value in the support; any for greedy rows.
-            limit: Most ids to report of a row.
-        """
-        index = torch.tensor(list(rows), dtype=torch.int64, device=floors.device)
-        # A greedy row's support is known: nothing is gathered for it, nor for one that cannot be drawn.
-        floors = torch.where(step.sampled, floors, float("inf"))[index]
-        gathered = gather_supports(self._group, self._shape.start, step.logits[index], floors, limit=limit)
-        none = floors.new_empty(0, dtype=torch.float64)
-        supports = []
-        for row, found in zip(rows, gathered, strict=True):
-            one = slice(row, row + 1)
-            if int(step.reasons[row]) or found is None:
-                status = RowStatus.INVALID if int(step.reasons[row]) else RowStatus.OVERFLOW
-                supports.append(RowSupport(status, none.to(torch.int64), none, none))
-                continue
-            ids, values = (step.facts.largest_ids[one], step.facts.maxima[one]) if step.batch.greedy[row] else found
-            maximum, temperature = step.facts.maxima[one], step.batch.temperature[one]
-            weights = relative_weights(values.unsqueeze(0), maximum, temperature).squeeze(0)
-            # Summed one after the other: a plain sum of one long row is split over threads.
-            total = weights.cumsum(dim=0)[-1:]
-            logprobs = (values.to(torch.float64) - maximum) / temperature - total.log()
-            supports.append(RowSupport(RowStatus.OK, ids, weights / total, logprobs))
-        return supports
 
     def _check(
         self,

@@ -12,7 +12,8 @@ import torch
 
 from sampler.batch import SamplingBatchInfo
 from sampler.params import RowSampling
-from sampler.sampler import RowSupport, SampleOutput, Sampler
+from sampler.sampler import SampleOutput, Sampler
+from sampler.supports import RowSupport
 from tp.partition import VocabularyBlocks
 
 T = TypeVar("T")

@@ -11,7 +11,8 @@ from simulated_ranks import padded_logits
 
 from launch.groups import build_groups
 from sampler.batch import SamplingBatchInfo
-from sampler.sampler import RowStatus, Sampler
+from sampler.sampler import Sampler
+from sampler.supports import RowStatus
 from tp.partition import VocabularyBlocks
 
 Drawn = dict[int, tuple[int, list[int]]]

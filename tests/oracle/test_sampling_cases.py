@@ -9,7 +9,7 @@ import torch
 from sampling_cases import SamplingCase, batch_of, by_vocabulary, sampling_cases
 from simulated_ranks import SlicedSampler
 
-from sampler.sampler import RowStatus, RowSupport
+from sampler.supports import RowStatus, RowSupport
 
 
 def _check(case: SamplingCase, support: RowSupport) -> None:

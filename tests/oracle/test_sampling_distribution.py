@@ -12,7 +12,7 @@ from scipy import stats
 from simulated_ranks import SlicedSampler, mask_of
 
 from sampler.params import RowSampling, SamplingParams
-from sampler.sampler import RowStatus
+from sampler.supports import RowStatus
 
 _DRAWS = 20_000
 _KINDS = ("plain", "top_k", "top_p", "min_p", "joint", "top_k_first")

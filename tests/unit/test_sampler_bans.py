@@ -12,7 +12,8 @@ from sampler.adjust import SparseRows
 from sampler.bans import completing_ids, restrict_
 from sampler.batch import SamplingBatchInfo
 from sampler.params import RowSampling, SamplingParams
-from sampler.sampler import RowReason, RowStatus
+from sampler.sampler import RowReason
+from sampler.supports import RowStatus
 
 _VOCAB = 257
 

@@ -9,7 +9,8 @@ import torch
 from simulated_ranks import SimulatedRank, SlicedSampler, mask_of, run_simulated
 
 from sampler.params import RowSampling, SamplingParams
-from sampler.sampler import RowReason, RowStatus, Sampler, SamplerError
+from sampler.sampler import RowReason, Sampler, SamplerError
+from sampler.supports import RowStatus
 
 _VOCAB = 257
 _FIELDS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulated_ranks import SlicedSampler
 
 from sampler.params import RowSampling, SamplingParams
-from sampler.sampler import RowStatus
+from sampler.supports import RowStatus
 
 
 def _row(**fields: Any) -> RowSampling:
