@@ -22,10 +22,10 @@ from sampler.philox import uniform_53
 from sampler.processors import ProcessorRegistry, ProcessorRunner
 from sampler.reader import INFINITE_LOGIT, SliceReader
 from sampler.report import LogprobReporter, LogprobRequest
-from sampler.slices import VOCABULARY_BLOCKS, SliceShape, block_masses, blocks_of, weights_in_block
+from sampler.slices import VOCABULARY_BLOCKS, SliceShape, blocks_of, weights_in_block
 from sampler.support import pick
 from sampler.supports import RowStatus, RowSupport, report_supports
-from sampler.truncation import Step, Truncated, decide_truncated, draw_settled, search_unsettled
+from sampler.truncation import Searched, Step, Truncated, decide_truncated, draw_settled, search_unsettled
 
 DEFAULT_CANDIDATES = 128
 MAX_SUPPORT = 4096
@@ -169,14 +169,15 @@ class Sampler:
             truncated = decide_truncated(step)
             settled, drawn = draw_settled(truncated, uniform)
             token_ids[settled] = drawn
-            searched, thresholds = search_unsettled(self._group, step, truncated)
+            searched = search_unsettled(self._group, step, truncated, self._shape)
             if lowest is not None:
-                _set_floors_(lowest, truncated, searched, thresholds)
+                _set_floors_(lowest, truncated, searched)
             unfiltered = (step.sampled & ~batch.truncated).nonzero().squeeze(1)
-            wide = torch.cat((unfiltered, searched))
-            floors = torch.cat((torch.full_like(unfiltered, _NONE, dtype=torch.float32), thresholds))
+            wide = torch.cat((unfiltered, searched.rows))
             if len(wide):
-                token_ids[wide] = self._draw_wide(step, wide, floors, uniform[wide])
+                floors = torch.cat((torch.full_like(unfiltered, _NONE, dtype=torch.float32), searched.thresholds))
+                masses = self._block_weights(step, unfiltered, searched)
+                token_ids[wide] = self._draw_wide(step, wide, floors, masses, uniform[wide])
         return self._output(opening, token_ids, lowest)
 
     def score(
@@ -234,7 +235,7 @@ class Sampler:
         step = self._begin(logits, batch, positions, mask_words).step
         floors = torch.full_like(step.facts.maxima, _NONE)
         truncated = decide_truncated(step)
-        _set_floors_(floors, truncated, *search_unsettled(self._group, step, truncated))
+        _set_floors_(floors, truncated, search_unsettled(self._group, step, truncated, self._shape))
         rows = range(batch.row_count)
         return report_supports(self._group, self._shape.start, step, rows, floors, limit=self._vocab_size)
 
@@ -306,25 +307,33 @@ class Sampler:
                 f"mask_words must be int32 [{rows}, {width // 32}], not {mask_words.dtype} {list(mask_words.shape)}"
             )
 
-    def _draw_wide(self, step: Step, rows: torch.Tensor, floors: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    def _block_weights(self, step: Step, unfiltered: torch.Tensor, searched: Searched) -> torch.Tensor:
+        """Returns the supports' block masses relative to the rows' maxima, of all ranks: [N, 64] float64."""
+        known = step.logits.new_empty((0, VOCABULARY_BLOCKS), dtype=torch.float64)
+        if step.facts.block_masses is not None:
+            known = step.block_weights(unfiltered, step.facts.block_masses[unfiltered])
+        if not len(searched.rows):
+            return known
+        largest = len(blocks_of(0, self._group.size))
+        padded = torch.nn.functional.pad(searched.masses, (0, largest - self._shape.blocks))
+        return torch.cat((known, in_block_order(self._group.all_gather(padded))))
+
+    def _draw_wide(
+        self, step: Step, rows: torch.Tensor, floors: torch.Tensor, masses: torch.Tensor, uniform: torch.Tensor
+    ) -> torch.Tensor:
         """Draws rows whose support no rank holds: first the block, then the id, which the block's owner resolves.
 
         Args:
             step: The step.
             rows: [N] int64.
             floors: [N] float32, the smallest value in the support; −inf for rows without a filter.
+            masses: [N, 64] float64, the support's mass in each block.
             uniform: [N] float64.
 
         Returns:
             The ids, [N] int64, on every rank.
         """
-        masses = step.logits.new_zeros((len(rows), VOCABULARY_BLOCKS))
-        if step.facts.block_masses is not None:
-            masses = step.facts.block_masses[rows]
-        floored = (floors > _NONE).nonzero().squeeze(1)
-        if len(floored):
-            masses[floored] = self._masses_above(step, rows[floored], floors[floored])
-        block, fraction = pick(step.block_weights(rows, masses), uniform)
+        block, fraction = pick(masses, uniform)
         ids = torch.full_like(rows, -1)
         own = self._shape.holds(block).nonzero().squeeze(1)
         if len(own):
@@ -337,21 +346,9 @@ class Sampler:
             ids[own] = self._shape.start + local * self._shape.block_length + index
         return self._group.all_reduce_max_(ids)
 
-    def _masses_above(self, step: Step, rows: torch.Tensor, floors: torch.Tensor) -> torch.Tensor:
-        """Returns the block masses of the ids from the floors up, of all ranks: [N, 64] float32."""
-        first, count = self._shape.first_block, self._shape.blocks
-        largest = len(blocks_of(0, self._group.size))
-        maxima = step.block_maxima[:, first : first + count]
-        inverse = (1.0 / step.batch.temperature).to(torch.float32)
-        masses = step.logits.new_zeros((len(rows), largest))
-        for place, row in enumerate(rows.tolist()):
-            one, floor = slice(row, row + 1), floors[place : place + 1]
-            masses[place, :count] = block_masses(step.logits[one], maxima[one], inverse[one], floor=floor)
-        return in_block_order(self._group.all_gather(masses))
 
-
-def _set_floors_(floors: torch.Tensor, truncated: Truncated, searched: torch.Tensor, thresholds: torch.Tensor) -> None:
+def _set_floors_(floors: torch.Tensor, truncated: Truncated, searched: Searched) -> None:
     """Sets the smallest value in the support of the truncated rows: [B] float32."""
     settled = truncated.decision.settled
     floors[truncated.rows[settled]] = truncated.decision.threshold[settled]
-    floors[searched] = thresholds
+    floors[searched.rows] = searched.thresholds

@@ -1,233 +1,401 @@
 """The exact rounds for rows whose largest candidates do not prove the support.
 
-Every rank sorts what it holds of such a row and asks, round by round, how many ids and how much mass lie between 64
-edges; the sums over the ranks say between which two the threshold lies, and the next round looks there. Weights are
+Every rank takes what it holds of such a row from a floor up, sorted, and asks, round by round, how many ids and what
+mass lie between 64 edges; the sums over the ranks say between which two the threshold lies, and the next round looks
+there. The floor is a guess from a sample: exact counts prove it low enough, or a safe one replaces it. Weights are
 fixed-point numbers (integers held in float64, their sums below 2**53), so that every sum is exact: no order of
-summation, hence no tp_size, can change a decision. Counts are exact anyway.
+summation, hence no tp_size and no guess, can change a decision. Counts are exact anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from sampler.group import SliceGroup
-from sampler.slices import GROUP_LENGTH
+from sampler.slices import GROUP_LENGTH, SliceShape
 from sampler.support import strictly_greater
 
 _BINS = 64
 _LISTED = 256
 _LINEAR_ROUNDS = 4
+_SHORTENED = 64
+_TILE_ROWS = 8
+_MARGIN = 1.1
+_MASS_MARGIN = 0.15
 _NONE = float("-inf")
+_OFF = float("inf")
+_LOWEST = torch.finfo(torch.float32).min
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What one row looks for: its smallest value with fewer than ``top_k`` ids and less than ``top_p`` mass above it.
+class Goals:
+    """What N rows look for: their smallest value with fewer than ``top_k`` ids and less than ``top_p`` mass above it.
 
     Attributes:
-        maximum: The row's largest value.
-        temperature: The row's temperature.
-        total: The row's mass relative to the maximum, or a bound above it; sets the fixed-point scale.
-        top_k: Excluded limit of the count; inf = none.
-        top_p: Excluded limit of the mass, as a share of ``mass``; inf = none.
-        mass: The mass that top_p refers to, relative to the maximum.
-        floor: A value that the threshold is known not to lie below, or that makes no difference below.
+        maxima: [N] float32, the rows' largest values, finite.
+        temperature: [N] float64.
+        total: [N] float64, the rows' mass relative to the maximum, or a bound above it; sets the fixed-point scale.
+        top_k: [N] float64, excluded limit of the count; inf = none.
+        limit: [N] float64, excluded limit of the mass relative to the maximum; inf = none.
+        floor: [N] float32, a value that the threshold is known not to lie below, or that makes no difference below.
     """
 
-    maximum: float
-    temperature: float
-    total: float
-    top_k: float
-    top_p: float
-    mass: float
-    floor: float
+    maxima: torch.Tensor
+    temperature: torch.Tensor
+    total: torch.Tensor
+    top_k: torch.Tensor
+    limit: torch.Tensor
+    floor: torch.Tensor
+
+    @cached_property
+    def scale(self) -> torch.Tensor:
+        """[N] float64, fixed-point units of the weight 1: powers of two that keep a row's mass below 2**53 of them."""
+        exponent = torch.frexp(self.total).exponent.clamp_min(1)
+        return torch.ldexp(torch.ones_like(self.total), 51 - exponent)
+
+    @cached_property
+    def inverse_temperature(self) -> torch.Tensor:
+        """[N] float32."""
+        return (1.0 / self.temperature).to(torch.float32)
 
     @property
-    def scale(self) -> float:
-        """Fixed-point units of the weight 1: a power of two, so that the row's mass stays below 2**53 of them."""
-        return float(2.0 ** (51 - max(1, int(np.frexp(self.total)[1]))))
+    def fixed_limit(self) -> torch.Tensor:
+        """[N] float64, excluded limit of the mass in fixed point."""
+        return self.limit * self.scale
 
-    @property
-    def limit(self) -> float:
-        """Excluded limit of the mass in fixed point."""
-        return self.top_p * self.mass * self.scale
+    def weights(self, values: torch.Tensor, rows: slice = _ALL) -> torch.Tensor:
+        """Returns exp((z − maximum) / T) in fixed point: [R, K] float64 from the rows' [R, K] float32."""
+        weights = values - self.maxima[rows].unsqueeze(1)
+        weights.mul_(self.inverse_temperature[rows].unsqueeze(1)).exp_()
+        return weights.to(torch.float64).mul_(self.scale[rows].unsqueeze(1)).floor_()
+
+
+@dataclass(frozen=True)
+class HeldRow:
+    """What this rank holds of one row from a floor up.
+
+    Attributes:
+        runs: [r] int64, the runs of 32 ids that were read, ascending.
+        places: [n] int64, ascending, where in those runs the values are.
+        values: [n] float32.
+        ordered: [n] float32, the values ascending.
+        mass_before: [n + 1] float64, fixed-point mass of the ordered values before each place.
+    """
+
+    runs: torch.Tensor
+    places: torch.Tensor
+    values: torch.Tensor
+    ordered: torch.Tensor
+    mass_before: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this rank holds of N rows, and the number and the fixed-point mass of what all ranks hold: [N] float64."""
+
+    rows: list[HeldRow]
+    counts: torch.Tensor
+    masses: torch.Tensor
+
+    def block_masses(self, goals: Goals, thresholds: torch.Tensor, shape: SliceShape) -> torch.Tensor:
+        """Returns the mass from the thresholds up of each of this rank's blocks, relative to the rows' maxima.
+
+        Returns:
+            [N, nb] float64; a sum of integers, scaled: the same in whatever order.
+        """
+        starts = torch.arange(shape.blocks + 1, device=thresholds.device) * (shape.block_length // GROUP_LENGTH)
+        sums = []
+        for index, row in enumerate(self.rows):
+            weights = goals.weights(row.values.unsqueeze(0), slice(index, index + 1)).squeeze(0)
+            weights.masked_fill_(row.values < thresholds[index], 0.0)
+            cumulated = torch.nn.functional.pad(weights.cumsum(dim=0), (1, 0))
+            first = torch.searchsorted(row.places, torch.searchsorted(row.runs, starts) * GROUP_LENGTH)
+            sums.append(cumulated[first].diff())
+        return torch.stack(sums) / goals.scale.unsqueeze(1)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where a row's threshold lies.
+    """Where the rows' thresholds lie.
 
     Attributes:
-        threshold: The smallest value that the goal lets in.
-        mass: The mass of the ids from there up, relative to the maximum.
+        threshold: [N] float32, the smallest value that the goal lets in.
+        mass: [N] float64, the mass of the ids from there up, relative to the maximum.
     """
 
-    threshold: float
-    mass: float
+    threshold: torch.Tensor
+    mass: torch.Tensor
 
 
-class _Row:
-    """One row under search: this rank's part of it, sorted, and what lies above the part in question on all ranks."""
+@dataclass(frozen=True)
+class Head:
+    """The rows' largest values, which all ranks know.
 
-    def __init__(self, logits: torch.Tensor, groups: torch.Tensor, goal: Goal) -> None:
-        self.goal, self.limit = goal, goal.limit
-        self.values = _sorted_above(logits, groups, goal)
-        weights = fixed_point_weights(self.values, goal)
-        # Integers: the sums are exact.
-        self.mass_before = torch.nn.functional.pad(weights.cumsum(dim=0), (1, 0))
-        self.start, self.stop = 0, len(self.values)
-        self.count_above, self.mass_above = 0.0, 0.0
-        self.remaining = float("inf")
-        self.low, self.high = 0.0, 0.0
+    Attributes:
+        count: How many there are.
+        smallest: [N] float32, the smallest of them.
+        mass: [N] float64, their mass relative to the maximum.
+    """
 
-    @property
-    def is_open(self) -> bool:
-        return self.high > self.low and self.remaining > _LISTED
-
-    def ends(self) -> tuple[float, float]:
-        """Returns the largest value in question on this rank and the negative of the smallest."""
-        if self.start == self.stop:
-            return _NONE, _NONE
-        return float(self.values[self.stop - 1]), -float(self.values[self.start])
-
-    def edges(self, *, by_order: bool) -> torch.Tensor:
-        """Returns the lower edges of 64 bins over the values in question, ascending: [64] float32.
-
-        The first rounds cut the range of values evenly. Values that crowd at many scales would take many such rounds,
-        so later ones cut the order of float32 itself: 32 bits, six a round.
-        """
-        share = np.arange(_BINS, dtype=np.float64) / _BINS
-        if not by_order:
-            edges = (self.low + share * (self.high - self.low)).astype(np.float32)
-        else:
-            low, high = _order(np.float32(self.low)), _order(np.float32(self.high))
-            edges = _from_order(low + np.ceil(share * (high - low)).astype(np.int64))
-        return torch.from_numpy(edges)
-
-    def places(self, edges: torch.Tensor) -> torch.Tensor:
-        """Returns where the bins begin in this rank's sorted values, and where the last ends: [65] int64."""
-        inside = self.values[self.start : self.stop]
-        places = torch.searchsorted(inside, edges.to(inside.device)) + self.start
-        return torch.nn.functional.pad(places, (0, 1), value=self.stop)
+    count: int
+    smallest: torch.Tensor
+    mass: torch.Tensor
 
 
-def find_thresholds(
-    group: SliceGroup, slices: Sequence[torch.Tensor], groups: Sequence[torch.Tensor], goals: Sequence[Goal]
-) -> list[Found]:
-    """Returns each row's threshold, the same on every rank.
+def hold(
+    group: SliceGroup,
+    logits: torch.Tensor,
+    groups: torch.Tensor,
+    rows: torch.Tensor,
+    goals: Goals,
+    *,
+    head: Head | None,
+    extra_bins: int,
+) -> tuple[Held, torch.Tensor]:
+    """Returns what the ranks hold of the rows, and in which rows that is too little: [N] bool.
+
+    Every rank of the group calls it with the same goals; up to three collectives of at most 128 numbers per row.
+
+    Args:
+        group: The ranks.
+        logits: [B, Vs] float32, this rank's slice.
+        groups: [B, Vs/32] float32, its largest values per run of 32 ids.
+        rows: [N] int64.
+        goals: What the rows look for; every row has a finite value somewhere.
+        head: What a guess of the floors starts from; None takes safe floors, which are never too high.
+        extra_bins: How much lower to guess than the sample says, in 64ths of the way down to the safe floor.
+    """
+    floors = safe = _safe_floors(group, groups, rows, goals)
+    if head is not None:
+        floors = _guess(group, logits, groups, rows, goals, safe=safe, head=head, extra_bins=extra_bins)
+    held = _take(logits, groups, rows, goals, floors)
+    lengths = torch.tensor([len(row.values) for row in held], dtype=torch.float64, device=rows.device)
+    totals = torch.stack((lengths, torch.stack([row.mass_before[-1] for row in held])))
+    counts, masses = group.all_reduce_sum_(totals)
+    lacking = (counts < goals.top_k) & (masses < goals.fixed_limit) & (floors > safe)
+    return Held(held, counts, masses), lacking
+
+
+def find_thresholds(group: SliceGroup, held: Held, goals: Goals) -> Found:
+    """Returns the rows' thresholds, the same on every rank.
 
     Every rank of the group calls it with the same goals. A round costs one reduction of two numbers and one of
     2 · 64 numbers per row; three rounds settle ordinary rows, ten any row.
 
     Args:
         group: The ranks.
-        slices: This rank's logits of each row, [Vs] float32.
-        groups: Their largest values per run of 32 ids, [Vs/32] float32.
-        goals: What the rows look for; every row has a finite value somewhere.
+        held: From ``hold``, with goals that are no narrower.
+        goals: What the rows look for.
     """
-    rows = [_Row(*parts) for parts in zip(slices, groups, goals, strict=True)]
-    round_index = 0
-    while rows:
-        _agree_on_range(group, rows)
-        open_rows = [row for row in rows if row.is_open]
-        if not open_rows:
+    search = _Search(held, goals)
+    for round_index in itertools.count():
+        search.agree_on_range(group)
+        if not bool(search.is_open.any()):
             break
-        _narrow(group, open_rows, by_order=round_index >= _LINEAR_ROUNDS)
-        round_index += 1
-    return _search_lists(group, rows) if rows else []
+        search.narrow(group, by_order=round_index >= _LINEAR_ROUNDS)
+    return search.result(group)
 
 
-def fixed_point_weights(values: torch.Tensor, goal: Goal) -> torch.Tensor:
-    """Returns the weights exp((z − maximum) / T) in fixed point, float64."""
-    weights = (values - goal.maximum).mul_(1.0 / goal.temperature).exp_()
-    return weights.to(torch.float64).mul_(goal.scale).floor_()
+def _safe_floors(group: SliceGroup, groups: torch.Tensor, rows: torch.Tensor, goals: Goals) -> torch.Tensor:
+    """Returns values that no threshold is below: [N] float32, the same on every rank.
 
-
-def _sorted_above(logits: torch.Tensor, groups: torch.Tensor, goal: Goal) -> torch.Tensor:
-    """Returns this rank's values that can matter, ascending: those from the goal's floor up, [n] float32.
-
-    With k ids of its own from some value up, a rank knows that no smaller one is in S_k. Groups whose maximum is below
-    the floor are not read.
+    With k runs of 32 ids whose maxima reach some value, at least k ids do.
     """
-    floor = goal.floor
-    if goal.top_k <= len(groups):
-        floor = max(floor, float(groups.topk(int(goal.top_k)).values[-1]))
-    chosen = (groups >= floor).nonzero().squeeze(1)
-    values = logits if len(chosen) == len(groups) else logits.view(-1, GROUP_LENGTH)[chosen].flatten()
+    floors = goals.floor.clone()
+    narrow = (goals.top_k <= groups.shape[1]).nonzero().squeeze(1)
+    if len(narrow):
+        ordered = _ascending(groups[rows[narrow]])
+        place = groups.shape[1] - goals.top_k[narrow].to(torch.int64).unsqueeze(1)
+        floors[narrow] = torch.maximum(floors[narrow], ordered.gather(1, place).squeeze(1))
+    return group.all_reduce_max_(floors)
+
+
+def _guess(
+    group: SliceGroup,
+    logits: torch.Tensor,
+    groups: torch.Tensor,
+    rows: torch.Tensor,
+    goals: Goals,
+    *,
+    safe: torch.Tensor,
+    head: Head,
+    extra_bins: int,
+) -> torch.Tensor:
+    """Returns floors a little below where a sample says that the thresholds lie: [N] float32, the same on every rank.
+
+    Below the head, the sample of a run of 32 ids is its largest value, for itself, and its first, for the others.
+    """
+    width = (head.smallest - safe) / _BINS
+    edges = head.smallest.unsqueeze(1) - width.unsqueeze(1) * torch.arange(1, _BINS + 1, device=rows.device)
+    runs = logits.view(*groups.shape, GROUP_LENGTH)
+    sampled = torch.zeros((2, len(rows), _BINS), dtype=torch.float64, device=rows.device)
+    step = _TILE_ROWS if logits.device.type == "cpu" else len(rows)
+    for start in range(0, len(rows), step):
+        tile = slice(start, start + step)
+        largest, first = groups[rows[tile]], runs[rows[tile], :, 0]
+        top = head.smallest[tile].unsqueeze(1)
+        for values, below, factor in ((largest, top, 1), (first, torch.minimum(largest, top), GROUP_LENGTH)):
+            ordered = _ascending(torch.where(values < below, values, _NONE))
+            # Shortened so that the sums are exact.
+            masses = goals.weights(ordered, tile).div_(_SHORTENED).floor_().cumsum(dim=1)
+            place = torch.searchsorted(ordered, edges[tile])
+            sampled[0, tile] += factor * (groups.shape[1] - place)
+            sampled[1, tile] += factor * (masses[:, -1:] - torch.nn.functional.pad(masses, (1, 0)).gather(1, place))
+    group.all_reduce_sum_(sampled)
+    scale = (goals.scale / _SHORTENED).unsqueeze(1)
+    mass = sampled[1] + head.mass.unsqueeze(1) * scale
+    limit = goals.limit.unsqueeze(1) * scale
+    enough = sampled[0] + head.count >= _MARGIN * goals.top_k.unsqueeze(1)
+    enough |= mass >= limit + _MASS_MARGIN * (goals.total.unsqueeze(1) * scale - limit).abs()
+    place = torch.where(enough, torch.arange(_BINS, device=rows.device), _BINS).amin(dim=1) + 1 + extra_bins
+    return torch.where(safe > _NONE, torch.maximum(head.smallest - width * place, safe), safe)
+
+
+def _take(
+    logits: torch.Tensor, groups: torch.Tensor, rows: torch.Tensor, goals: Goals, floors: torch.Tensor
+) -> list[HeldRow]:
+    """Returns this rank's finite values from the floors up. Runs of ids that have none are not read."""
+    held = []
+    # Row by row, so that a row stays in the cache.
+    for index, (row, floor) in enumerate(zip(rows.tolist(), floors.clamp_min(_LOWEST).tolist(), strict=True)):
+        runs = _true_places(groups[row] >= floor)
+        members = logits[row].view(-1, GROUP_LENGTH).index_select(0, runs).view(-1)
+        places = _true_places(members >= floor)
+        values = members.index_select(0, places)
+        ordered = _ascending(values)
+        # Integers: the sums are exact.
+        weights = goals.weights(ordered.unsqueeze(0), slice(index, index + 1)).squeeze(0)
+        mass_before = torch.nn.functional.pad(weights.cumsum(dim=0), (1, 0))
+        held.append(HeldRow(runs, places, values, ordered, mass_before))
+    return held
+
+
+def _true_places(flags: torch.Tensor) -> torch.Tensor:
+    """Returns the indices of the true ones of [n] bool, ascending."""
+    if flags.device.type != "cpu":
+        return flags.nonzero().squeeze(1)
+    # numpy is faster at this on a CPU.
+    return torch.from_numpy(np.flatnonzero(flags.numpy()))
+
+
+def _ascending(values: torch.Tensor) -> torch.Tensor:
+    """Returns the values sorted along the last dimension."""
+    if values.device.type != "cpu":
+        return values.sort(dim=-1).values
     # numpy sorts float32 several times faster than torch does on a CPU.
-    ascending = torch.from_numpy(np.sort(values.numpy())) if values.device.type == "cpu" else values.sort().values
-    finite = torch.searchsorted(ascending, _NONE, right=True)
-    return ascending[max(int(finite), int(torch.searchsorted(ascending, floor))) :]
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1))
 
 
-def _agree_on_range(group: SliceGroup, rows: Sequence[_Row]) -> None:
-    """Sets each row's smallest and largest value in question, over all ranks."""
-    ends = torch.tensor([row.ends() for row in rows], dtype=torch.float32, device=rows[0].values.device)
-    for row, (high, negated_low) in zip(rows, group.all_reduce_max_(ends).tolist(), strict=True):
-        row.high, row.low = high, -negated_low
+class _Search:
+    """N rows under search: which of this rank's values are in question, and what lies above them on all ranks."""
+
+    def __init__(self, held: Held, goals: Goals) -> None:
+        self._held, self._goals, self._limit = held.rows, goals, goals.fixed_limit
+        lengths = [len(row.values) for row in held.rows]
+        self._start = torch.zeros(len(lengths), dtype=torch.int64, device=goals.maxima.device)
+        self._stop = torch.tensor(lengths, dtype=torch.int64, device=goals.maxima.device)
+        self._count_above, self._mass_above = torch.zeros_like(held.counts), torch.zeros_like(held.counts)
+        self._remaining = held.counts.clone()
+        self._low, self._high = torch.zeros_like(goals.maxima), torch.zeros_like(goals.maxima)
+
+    @property
+    def is_open(self) -> torch.Tensor:
+        """[N] bool, whether a row's values in question are too many to list."""
+        return (self._high > self._low) & (self._remaining > _LISTED)
+
+    def agree_on_range(self, group: SliceGroup) -> None:
+        """Sets each row's smallest and largest value in question, over all ranks."""
+        ends = torch.full((2, len(self._held)), _NONE, dtype=torch.float32, device=self._low.device)
+        for index, (row, start, stop) in enumerate(self._in_question()):
+            if start < stop:
+                ends[0, index], ends[1, index] = row.ordered[stop - 1], -row.ordered[start]
+        self._high, self._low = group.all_reduce_max_(ends) * torch.tensor([[1.0], [-1.0]], device=ends.device)
+
+    def narrow(self, group: SliceGroup, *, by_order: bool) -> None:
+        """Narrows each open row to the one bin that holds its threshold."""
+        edges = self._edges(by_order=by_order)
+        places = torch.stack(
+            [torch.searchsorted(row.ordered, edge) for row, edge in zip(self._held, edges, strict=True)]
+        )
+        places = torch.maximum(torch.minimum(places, self._stop.unsqueeze(1)), self._start.unsqueeze(1))
+        places = torch.cat((places, self._stop.unsqueeze(1)), dim=1)
+        masses = torch.stack([row.mass_before[place] for row, place in zip(self._held, places, strict=True)]).diff(
+            dim=1
+        )
+        rows = self.is_open.nonzero().squeeze(1)
+        # From the largest bin down; sums of integers below 2**53, so exact in any order.
+        own = torch.stack((places.diff(dim=1).to(torch.float64), masses), dim=1)[rows].flip(-1)
+        own = group.all_reduce_sum_(own)
+        above = own.cumsum(dim=-1) - own
+        count = self._count_above[rows].unsqueeze(1) + above[:, 0]
+        mass = self._mass_above[rows].unsqueeze(1) + above[:, 1]
+        inside = (count < self._goals.top_k[rows].unsqueeze(1)) & (mass < self._limit[rows].unsqueeze(1))
+        index = torch.arange(_BINS, device=rows.device)
+        chosen = torch.where(inside & (own[:, 0] > 0), index, 0).amax(dim=1, keepdim=True)
+        self._count_above[rows] = count.gather(1, chosen).squeeze(1)
+        self._mass_above[rows] = mass.gather(1, chosen).squeeze(1)
+        self._remaining[rows] = own[:, 0].gather(1, chosen).squeeze(1)
+        self._start[rows] = places[rows].gather(1, _BINS - 1 - chosen).squeeze(1)
+        self._stop[rows] = places[rows].gather(1, _BINS - chosen).squeeze(1)
+
+    def _edges(self, *, by_order: bool) -> torch.Tensor:
+        """Returns the lower edges of 64 bins over the values in question, ascending: [N, 64] float32.
+
+        The first rounds cut the range of values evenly. Values that crowd at many scales would take many such rounds,
+        so later ones cut the order of float32 itself: 32 bits, six a round.
+        """
+        share = torch.arange(_BINS, dtype=torch.float64, device=self._low.device) / _BINS
+        if by_order:
+            low, high = _order(self._low).unsqueeze(1), _order(self._high).unsqueeze(1)
+            return _from_order(low + (share * (high - low)).ceil().to(torch.int64))
+        low, high = self._low.to(torch.float64).unsqueeze(1), self._high.to(torch.float64).unsqueeze(1)
+        return (low + share * (high - low)).to(torch.float32)
+
+    def result(self, group: SliceGroup) -> Found:
+        """Returns the thresholds: the one value left, or the right one in the short list that is left."""
+        one = self._high == self._low
+        listed = torch.full((len(self._held), _LISTED), _NONE, dtype=torch.float32, device=one.device)
+        tied = torch.zeros_like(self._mass_above)
+        for index, ((row, start, stop), alike) in enumerate(zip(self._in_question(), one.tolist(), strict=True)):
+            if alike:
+                tied[index] = row.mass_before[stop] - row.mass_before[start]
+            else:
+                listed[index, : stop - start] = row.ordered[start:stop]
+        merged = group.all_gather(listed).transpose(0, 1).reshape(len(one), -1)
+        group.all_reduce_sum_(tied)
+        values = _ascending(merged).flip(1)[:, :_LISTED].contiguous()
+        weights = self._goals.weights(values)
+        count, greater = strictly_greater(values, weights)
+        inside = self._count_above.unsqueeze(1) + count < self._goals.top_k.unsqueeze(1)
+        inside &= self._mass_above.unsqueeze(1) + greater < self._limit.unsqueeze(1)
+        inside &= values > _NONE
+        mass = torch.where(one, tied, torch.where(inside, weights, 0.0).sum(dim=1))
+        smallest = torch.where(inside, values, float("inf")).amin(dim=1)
+        return Found(torch.where(one, self._high, smallest), (self._mass_above + mass) / self._goals.scale)
+
+    def _in_question(self) -> list[tuple[HeldRow, int, int]]:
+        """Returns each row with the places, first and last excluded, of its values in question on this rank."""
+        return list(zip(self._held, self._start.tolist(), self._stop.tolist(), strict=True))
 
 
-def _narrow(group: SliceGroup, rows: Sequence[_Row], *, by_order: bool) -> None:
-    """Narrows each row to the one bin that holds its threshold."""
-    places = torch.stack([row.places(row.edges(by_order=by_order)) for row in rows])
-    masses = torch.stack([row.mass_before[place].diff() for row, place in zip(rows, places, strict=True)])
-    histograms = torch.stack((places.diff(dim=1).to(torch.float64), masses), dim=1).flip(-1)
-    group.all_reduce_sum_(histograms)
-    # From the largest bin down; sums of integers below 2**53, so exact in any order.
-    above = histograms.cumsum(dim=-1) - histograms
-    for row, place, own, before in zip(rows, places.tolist(), histograms.tolist(), above.tolist(), strict=True):
-        chosen = 0
-        for index in range(_BINS):
-            count, mass = row.count_above + before[0][index], row.mass_above + before[1][index]
-            if count >= row.goal.top_k or mass >= row.limit:
-                break
-            if own[0][index]:
-                chosen = index
-        row.count_above += before[0][chosen]
-        row.mass_above += before[1][chosen]
-        row.remaining = own[0][chosen]
-        row.start, row.stop = place[_BINS - 1 - chosen], place[_BINS - chosen]
+def without_limit(goals: Goals, rows: torch.Tensor) -> Goals:
+    """Returns the goals with no limit of the mass in the rows where ``rows`` is true."""
+    return replace(goals, limit=torch.where(rows, _OFF, goals.limit))
 
 
-def _order(value: np.float32) -> int:
-    """Returns an integer in the same order as float32 values, both zeros alike."""
-    bits = int((value + np.float32(0)).view(np.int32))
-    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+def _order(values: torch.Tensor) -> torch.Tensor:
+    """Returns integers in the same order as float32 values, both zeros alike: int64."""
+    bits = (values + 0.0).view(torch.int32).to(torch.int64)
+    return torch.where(bits >= 0, bits, -(bits & 0x7FFFFFFF))
 
 
-def _from_order(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _from_order(order: torch.Tensor) -> torch.Tensor:
     """Returns the float32 values that ``_order`` maps to these integers."""
-    magnitude = np.abs(order).astype(np.int32).view(np.float32)
-    return np.where(order < 0, -magnitude, magnitude).astype(np.float32)
-
-
-def _search_lists(group: SliceGroup, rows: Sequence[_Row]) -> list[Found]:
-    """Returns the thresholds: the one value left, or the right one in the short list that is left."""
-    device = rows[0].values.device
-    lists = torch.full((len(rows), _LISTED), _NONE, dtype=torch.float32, device=device)
-    masses = torch.zeros(len(rows), dtype=torch.float64, device=device)
-    for index, row in enumerate(rows):
-        if row.high > row.low:
-            lists[index, : row.stop - row.start] = row.values[row.start : row.stop]
-        else:
-            lists[index, 0] = row.high
-            masses[index] = row.mass_before[row.stop] - row.mass_before[row.start]
-    merged = group.all_gather(lists).transpose(0, 1).reshape(len(rows), -1)
-    group.all_reduce_sum_(masses)
-    values = merged.sort(dim=1, descending=True).values[:, :_LISTED].contiguous()
-    found = []
-    for row, listed, mass in zip(rows, values, masses.tolist(), strict=True):
-        if row.high == row.low:
-            found.append(Found(row.high, (row.mass_above + mass) / row.goal.scale))
-            continue
-        weights = fixed_point_weights(listed, row.goal)
-        count, greater = (part.squeeze(0) for part in strictly_greater(listed.unsqueeze(0), weights.unsqueeze(0)))
-        inside = (row.count_above + count < row.goal.top_k) & (row.mass_above + greater < row.limit)
-        inside &= listed > _NONE
-        inside_mass = row.mass_above + float(weights[inside].sum())
-        found.append(Found(float(listed[inside].min()), inside_mass / row.goal.scale))
-    return found
+    magnitude = order.abs().to(torch.int32).view(torch.float32)
+    return torch.where(order < 0, -magnitude, magnitude)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 VOCABULARY_BLOCKS = 64
@@ -142,8 +143,16 @@ def largest_values(
         missing = count - top.values.shape[1]
         values = torch.nn.functional.pad(top.values, (0, missing), value=_NONE)
         return values, torch.nn.functional.pad(top.indices, (0, missing))
-    chosen = groups[rows].topk(count, dim=1, sorted=False).indices
+    chosen = _largest_places(groups[rows], count)
     members = logits.view(*groups.shape, GROUP_LENGTH)[rows.unsqueeze(1), chosen].view(len(rows), -1)
-    top = members.topk(count, dim=1, sorted=False)
-    group = chosen.gather(1, top.indices // GROUP_LENGTH)
-    return top.values, group * GROUP_LENGTH + top.indices % GROUP_LENGTH
+    places = _largest_places(members, count)
+    group = chosen.gather(1, places // GROUP_LENGTH)
+    return members.gather(1, places), group * GROUP_LENGTH + places % GROUP_LENGTH
+
+
+def _largest_places(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns where each row's ``count`` largest values are, unordered: [N, count] int64 from [N, K]."""
+    if values.device.type != "cpu":
+        return values.topk(count, dim=1, sorted=False).indices
+    # numpy's partition is several times faster than torch's on a CPU.
+    return torch.from_numpy(np.argpartition(values.numpy(), values.shape[1] - count, axis=1)[:, -count:]).contiguous()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,10 +9,14 @@ import torch
 from sampler.batch import SamplingBatchInfo
 from sampler.exchange import SliceFacts
 from sampler.group import SliceGroup
-from sampler.search import Found, Goal, find_thresholds
+from sampler.search import Goals, Head, find_thresholds, hold, without_limit
+from sampler.slices import SliceShape
 from sampler.support import Decision, RowFilters, decide, pick, relative_weights
 
 _NONE = float("-inf")
+_ROWS_AT_ONCE = 64
+# How far below what a sample says the search looks, first and then; None: as far as can matter.
+_GUESSES = (2, 12, None)
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,14 @@ class Truncated:
     Attributes:
         rows: [N] int64.
         ids: [N, C] int64, their candidates.
+        values: [N, C] float32, the candidates' values, descending.
         filters: Their filters.
         decision: What the candidates say.
     """
 
     rows: torch.Tensor
     ids: torch.Tensor
+    values: torch.Tensor
     filters: RowFilters
     decision: Decision
 
@@ -95,7 +100,7 @@ def decide_truncated(step: Step) -> Truncated:
         temperature=temperature,
     )
     decision = decide(values, filters, maxima=maxima, temperature=temperature, total=step.total_mass(rows))
-    return Truncated(rows, ids, filters, decision)
+    return Truncated(rows, ids, values, filters, decision)
 
 
 def draw_settled(truncated: Truncated, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,56 +120,75 @@ def draw_settled(truncated: Truncated, uniform: torch.Tensor) -> tuple[torch.Ten
     return rows, ascending.values.gather(1, index.unsqueeze(1)).squeeze(1)
 
 
-def search_unsettled(group: SliceGroup, step: Step, truncated: Truncated) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rows that the candidates do not settle and the smallest value in their support.
+@dataclass(frozen=True)
+class Searched:
+    """The truncated rows that the candidates do not settle, after the search.
+
+    Attributes:
+        rows: [N] int64.
+        thresholds: [N] float32, the smallest value in the support, the same on every rank.
+        masses: [N, nb] float64, the support's mass in each of this rank's blocks, relative to the row's maximum.
+    """
+
+    rows: torch.Tensor
+    thresholds: torch.Tensor
+    masses: torch.Tensor
+
+
+def search_unsettled(group: SliceGroup, step: Step, truncated: Truncated, shape: SliceShape) -> Searched:
+    """Returns the supports of the rows that the candidates do not settle.
 
     Every rank of the group calls it; no collective is made when there is no such row.
-
-    Returns:
-        [N] int64 and [N] float32.
     """
     places = (~truncated.decision.settled).nonzero().squeeze(1)
-    rows = truncated.rows[places]
-    if not len(rows):
-        return rows, step.logits.new_empty(0)
-    filters = truncated.filters.take(places)
+    thresholds = step.logits.new_empty(len(places))
+    masses = step.logits.new_empty((len(places), shape.blocks), dtype=torch.float64)
+    for first in range(0, len(places), _ROWS_AT_ONCE):
+        open_places = torch.arange(first, min(first + _ROWS_AT_ONCE, len(places)), device=places.device)
+        for extra_bins in _GUESSES:
+            found = _search(group, step, truncated, places[open_places], shape=shape, extra_bins=extra_bins)
+            thresholds[open_places], masses[open_places], lacking = found
+            open_places = open_places[lacking]
+            if not len(open_places):
+                break
+    return Searched(truncated.rows[places], thresholds, masses)
+
+
+def _search(
+    group: SliceGroup,
+    step: Step,
+    truncated: Truncated,
+    places: torch.Tensor,
+    *,
+    shape: SliceShape,
+    extra_bins: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns thresholds and block masses, as in ``Searched``, and in which rows a wrong guess made them useless."""
+    rows, filters, decision = truncated.rows[places], truncated.filters.take(places), truncated.decision
     goals = _goals(step, rows, filters)
     # top_p within S_k: first S_k alone, for its mass.
-    renormalised = filters.renormalised.nonzero().squeeze(1).tolist()
-    by_k = [replace(goals[place], top_p=float("inf"), floor=_NONE) for place in renormalised]
-    for place, found in zip(renormalised, _find(group, step, rows[renormalised], by_k), strict=True):
-        goals[place] = replace(goals[place], mass=found.mass)
-    limited = [place for place, goal in enumerate(goals) if min(goal.top_k, goal.top_p) < float("inf")]
-    floored = [_floored(goals[place], step.vocab_size) for place in limited]
-    thresholds = _round_up(filters.lowest)
-    for place, found in zip(limited, _find(group, step, rows[limited], floored), strict=True):
-        thresholds[place] = thresholds[place].clamp_min(found.threshold)
-    return rows, thresholds
+    by_k = without_limit(goals, filters.renormalised)
+    head = None
+    if extra_bins is not None:
+        values, weights = truncated.values[places], decision.weights[places]
+        head = Head(values.shape[1], values[:, -1].contiguous(), weights.cumsum(dim=1)[:, -1])
+    held, lacking = hold(group, step.logits, step.groups, rows, by_k, head=head, extra_bins=extra_bins or 0)
+    if bool(filters.renormalised.any()):
+        mass = find_thresholds(group, held, by_k).mass
+        goals = replace(goals, limit=torch.where(filters.renormalised, filters.top_p * mass, goals.limit))
+    found = find_thresholds(group, held, goals).threshold
+    thresholds = torch.maximum(found, _round_up(filters.lowest))
+    return thresholds, held.block_masses(goals, thresholds, shape), lacking
 
 
-def _goals(step: Step, rows: torch.Tensor, filters: RowFilters) -> list[Goal]:
+def _goals(step: Step, rows: torch.Tensor, filters: RowFilters) -> Goals:
+    """Returns what the rows look for; where top_p refers to S_k, that mass is yet to be put in."""
     maxima, temperature, total = step.facts.maxima[rows], step.batch.temperature[rows], step.total_mass(rows)
-    columns = (maxima, temperature, total, filters.top_k, filters.top_p, filters.lowest)
-    return [
-        Goal(maximum=maximum, temperature=row_t, total=mass, top_k=top_k, top_p=top_p, mass=mass, floor=lowest)
-        for maximum, row_t, mass, top_k, top_p, lowest in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-
-
-def _find(group: SliceGroup, step: Step, rows: torch.Tensor, goals: list[Goal]) -> list[Found]:
-    slices = [step.logits[row] for row in rows.tolist()]
-    return find_thresholds(group, slices, [step.groups[row] for row in rows.tolist()], goals)
-
-
-def _floored(goal: Goal, vocab_size: int) -> Goal:
-    """Returns the goal with the floor that its top_p implies.
-
-    Were all ids of the vocabulary at that value, they would hold half of what top_p leaves out.
-    """
-    if goal.top_p >= 1:
-        return goal
-    left_out = (1.0 - goal.top_p) * goal.mass / 2.0
-    return replace(goal, floor=max(goal.floor, goal.maximum + goal.temperature * math.log(left_out / vocab_size)))
+    # Were all ids of the vocabulary at this value, they would hold half of what top_p leaves out.
+    left_out = (1.0 - filters.top_p).clamp_min(0.0) * total / 2.0
+    floor = (maxima + temperature * (left_out / step.vocab_size).log()).to(torch.float32)
+    floor = torch.where(filters.renormalised, _NONE, torch.maximum(floor, _round_up(filters.lowest)))
+    return Goals(maxima, temperature, total, filters.top_k, filters.top_p * total, floor)
 
 
 def _round_up(values: torch.Tensor) -> torch.Tensor:
