@@ -11,7 +11,9 @@ from typing import Literal, TypeVar
 import torch
 
 from sampler.batch import SamplingBatchInfo
+from sampler.logprobs import LogprobRows
 from sampler.params import RowSampling
+from sampler.processors import ProcessorRegistry
 from sampler.sampler import SampleOutput, Sampler
 from sampler.supports import RowSupport
 from tp.partition import VocabularyBlocks
@@ -96,6 +98,31 @@ def mask_of(allowed: Sequence[Sequence[int] | None], vocab_size: int) -> torch.T
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
+def assert_same_output(one: SampleOutput, other: SampleOutput) -> None:
+    """Fails unless two outputs are equal bit for bit."""
+    for name in ("token_ids", "status", "reasons", "fault_ranks"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert (one.logprobs is None) == (other.logprobs is None)
+    if one.logprobs is not None and other.logprobs is not None:
+        assert_same_logprobs(one.logprobs, other.logprobs)
+    assert len(one.supports) == len(other.supports)
+    for mine, theirs in zip(one.supports, other.supports, strict=True):
+        assert mine.status is theirs.status
+        for name in ("ids", "probabilities", "logprobs"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+
+
+def assert_same_logprobs(one: LogprobRows, other: LogprobRows, rows: Sequence[int] | None = None) -> None:
+    """Fails unless ``other`` equals ``one``, or some rows of it, bit for bit."""
+    for name in LogprobRows.__dataclass_fields__:
+        expected, got = getattr(one, name), getattr(other, name)
+        expected = expected if rows is None else expected[list(rows)]
+        # NaN equals NaN here.
+        if expected.is_floating_point():
+            expected, got = expected.view(torch.int64), got.view(torch.int64)
+        assert torch.equal(expected, got), name
+
+
 class SlicedSampler:
     """The sampler of every rank of one simulated group, called with whole-vocabulary logits."""
 
@@ -106,11 +133,13 @@ class SlicedSampler:
         *,
         nan_policy: Literal["error", "sanitize"] = "error",
         candidates: int = 128,
+        processors: ProcessorRegistry | None = None,
     ) -> None:
         self.size = size
         self.vocab_size = vocab_size
         self.nan_policy: Literal["error", "sanitize"] = nan_policy
         self.candidates = candidates
+        self.processors = processors
         self.payload_bytes: list[tuple[str, int]] = []
 
     def sample(
@@ -129,10 +158,38 @@ class SlicedSampler:
 
         outputs = self._run(logits, rows, mask_words, call)
         for output in outputs[1:]:
-            assert torch.equal(output.token_ids, outputs[0].token_ids)
-            assert torch.equal(output.status, outputs[0].status)
-            assert torch.equal(output.reasons, outputs[0].reasons)
+            assert_same_output(outputs[0], output)
         return outputs[0]
+
+    def score(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[RowSampling],
+        positions: Sequence[int],
+        token_ids: Sequence[int],
+        mask_words: torch.Tensor | None = None,
+    ) -> SampleOutput:
+        """Returns rank 0's scores of given tokens after checking that all ranks have the same."""
+
+        def call(
+            sampler: Sampler, own: torch.Tensor, batch: SamplingBatchInfo, words: torch.Tensor | None
+        ) -> SampleOutput:
+            return sampler.score(own, batch, positions, torch.tensor(token_ids), words)
+
+        outputs = self._run(logits, rows, mask_words, call)
+        for output in outputs[1:]:
+            assert_same_output(outputs[0], output)
+        return outputs[0]
+
+    def token_logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], top_n: int = 0) -> LogprobRows:
+        """Returns rank 0's raw logprobs of given tokens."""
+
+        def call(
+            sampler: Sampler, own: torch.Tensor, batch: SamplingBatchInfo, words: torch.Tensor | None
+        ) -> LogprobRows:
+            return sampler.token_logprobs(own, torch.tensor(token_ids), top_n=top_n)
+
+        return self._run(logits, [], None, call)[0]
 
     def support(
         self,
@@ -169,6 +226,7 @@ class SlicedSampler:
                 block_length=own.block_length,
                 nan_policy=self.nan_policy,
                 candidates=self.candidates,
+                processors=self.processors,
             )
             words = None if mask_words is None else mask_words[:, own.words]
             batch = SamplingBatchInfo.from_rows(rows)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_ranks import SimulatedRank, padded_logits, run_simulated
+from simulated_ranks import SimulatedRank, assert_same_logprobs, padded_logits, run_simulated
 
 from sampler.logprobs import LOGPROB_FLOOR, LogprobRows, SliceLogprobs, finite_logprob
 from sampler.slices import SliceShape, blocks_of
@@ -38,20 +38,16 @@ def _score(
         part = whole[:, own.start : own.stop].contiguous()
         before = part.clone()
         reader = SliceLogprobs(group, shape)
-        scored = reader.token_logprobs(part, torch.tensor(token_ids), top_n=top_n, named_ids=named_ids)
+        scored = reader.token_logprobs(
+            part, torch.tensor(token_ids, dtype=torch.int64), top_n=top_n, named_ids=named_ids
+        )
         assert torch.equal(part, before)
         return scored
 
     first, *others = run_simulated(size, run)
     for other in others:
-        _assert_equal(first, other)
+        assert_same_logprobs(first, other)
     return first
-
-
-def _assert_equal(one: LogprobRows, other: LogprobRows, rows: list[int] | None = None) -> None:
-    for name in LogprobRows.__dataclass_fields__:
-        expected = getattr(one, name)
-        assert torch.equal(expected if rows is None else expected[rows], getattr(other, name)), name
 
 
 def _expected_top(logits: torch.Tensor, count: int) -> list[list[int]]:
@@ -118,12 +114,12 @@ def test_bits_do_not_depend_on_tp_size_batch_or_row(seed: int, vocab_size: int, 
     named = [[source.randrange(vocab_size), -1] for _ in range(rows)]
     together = _score(1, logits, tokens, top_n, named)
     assert bool((together.logprobs <= 0).all())
-    _assert_equal(together, _score(source.choice(_SIZES[1:]), logits, tokens, top_n, named))
+    assert_same_logprobs(together, _score(source.choice(_SIZES[1:]), logits, tokens, top_n, named))
     chosen = source.sample(range(rows), source.randrange(1, rows + 1))
     part = _score(
         source.choice(_SIZES), logits[chosen], [tokens[row] for row in chosen], top_n, [named[row] for row in chosen]
     )
-    _assert_equal(together, part, chosen)
+    assert_same_logprobs(together, part, chosen)
 
 
 def test_bits_do_not_depend_on_the_thread_count() -> None:
@@ -136,8 +132,8 @@ def test_bits_do_not_depend_on_the_thread_count() -> None:
             scored.append(_score(1, logits, [5] * 6, 20))
     finally:
         torch.set_num_threads(before)
-    _assert_equal(scored[0], scored[1])
-    _assert_equal(scored[0], scored[2])
+    assert_same_logprobs(scored[0], scored[1])
+    assert_same_logprobs(scored[0], scored[2])
 
 
 def test_no_positions_no_logprobs() -> None:
