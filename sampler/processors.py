@@ -126,7 +126,8 @@ class ProcessorRegistry:
             try:
                 self._processors[call.name].check(call.args)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                message = f"{field}.args of {call.name}: {error}"
+                reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                message = f"{field}.args of {call.name}: {reason}"
                 raise SamplingParamsError("logit_processors", message) from error
 
 
