@@ -42,6 +42,7 @@ class Tag(IntEnum):
     MASK = 4
     TOKENS = 5
     WARM_UP = 6
+    REPORT = 7
 
 
 class _PendingSend(NamedTuple):

@@ -17,10 +17,12 @@ from runtime.grammar_role import FirstStageGrammars, GrammarRole, LaterStageGram
 from runtime.intake import ActionSource, Intake
 from runtime.model import DecoderStage
 from runtime.model_config import ModelConfig
+from runtime.reports import ReportExchange
 from runtime.sampling import SamplingPart
 from runtime.scheduler import Scheduler
 from runtime.token_share import TokenShare
 from runtime.tokenizer import Tokenizer
+from sampler.processors import ProcessorRegistry
 from sampler.sampler import Sampler
 from tp.group import TensorParallelGroup
 from tp.partition import VocabularyBlocks, attention_slice
@@ -86,6 +88,7 @@ def build_engine(
     in_flight_steps: int,
     first_stage: FirstStagePart | None = None,
     leader: LeaderPart | None = None,
+    processors: ProcessorRegistry | None = None,
 ) -> RankEngine:
     """Returns this rank's engine.
 
@@ -98,6 +101,7 @@ def build_engine(
         in_flight_steps: How many steps may be under way at once.
         first_stage: Given to first-stage ranks.
         leader: Given to global rank 0.
+        processors: The logit processors that requests may name.
     """
     blocks = VocabularyBlocks(stage.config.vocab_size)
     masks = MaskExchange(link, blocks.slice_of(group.rank, group.size).words)
@@ -115,6 +119,7 @@ def build_engine(
             vocab_size=stage.config.vocab_size,
             slice_start=vocabulary.start,
             block_length=vocabulary.block_length,
+            processors=processors,
         )
         sampling = SamplingPart(
             sampler,
@@ -132,6 +137,7 @@ def build_engine(
         stage=stage,
         cache=stage.new_cache(),
         tokens=TokenShare(group, link),
+        reports=ReportExchange(group, link),
         sampling=sampling,
         sink=SilentSink() if leader is None else leader,
     )

@@ -18,13 +18,13 @@ class Chunk:
         sequence_id: Which sequence.
         token_ids: The tokens, in order.
         context_length: How many of the sequence's tokens came before.
-        samples: Whether the last of them needs logits.
+        logit_rows: How many of them, from the last one back, need logits.
     """
 
     sequence_id: int
     token_ids: Sequence[int]
     context_length: int
-    samples: bool
+    logit_rows: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ForwardBatch:
 
 
 def pack(chunks: Sequence[Chunk], device: torch.device) -> ForwardBatch:
-    """Returns ``chunks``, at least one token each, as one batch on ``device``; S counts those that sample, in order."""
+    """Returns ``chunks``, at least one token each, as one batch on ``device``."""
     token_ids: list[int] = []
     positions: list[int] = []
     spans: list[Span] = []
@@ -57,8 +57,7 @@ def pack(chunks: Sequence[Chunk], device: torch.device) -> ForwardBatch:
         spans.append(span)
         token_ids.extend(chunk.token_ids)
         positions.extend(range(span.context_length, span.total_length))
-        if chunk.samples:
-            sample_rows.append(span.stop - 1)
+        sample_rows.extend(range(span.stop - chunk.logit_rows, span.stop))
     return ForwardBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
         positions=torch.tensor(positions, dtype=torch.int64, device=device),

@@ -21,13 +21,21 @@ from runtime.intake import Intake, Patience
 from runtime.kv_cache import SequenceKVCache
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, StopRanks
 from runtime.model import DecoderStage
-from runtime.plan import StepPlan
-from runtime.sampling import SampledRows, SamplingPart
+from runtime.plan import StepPlan, logit_rows
+from runtime.reports import ReportExchange, StepReport, TokenReport
+from runtime.sampling import SamplingPart, row_status
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
-from runtime.token_share import TokenShare
+from runtime.token_share import SharedTokens, TokenShare
 from sampler.sampler import RowReason
 from tp.group import TensorParallelGroup
+
+_NO_ROWS = SharedTokens([], [])
+_WHY = {
+    RowReason.EMPTY_SUPPORT: "no token may be drawn: everything is banned or masked",
+    RowReason.NON_FINITE: "a logit is NaN or +inf",
+    RowReason.PROCESSOR_FAILED: "a logit processor failed",
+}
 
 
 class OutputSink(Protocol):
@@ -36,8 +44,11 @@ class OutputSink(Protocol):
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         """Notes that grammars were agreed ready."""
 
-    def token(self, sequence: Sequence) -> None:
-        """Takes a sequence's newest token and its end, if it has come to it."""
+    def prompt(self, sequence: Sequence, reports: list[TokenReport]) -> None:
+        """Takes what is reported of the next tokens of a sequence's prompt."""
+
+    def token(self, sequence: Sequence, report: TokenReport | None) -> None:
+        """Takes a sequence's newest token, what is reported of it, and its end, if it has come to it."""
 
     def refused(self, sequence: Sequence, message: str) -> None:
         """Takes note that a grammar refused a sequence's newest token."""
@@ -55,7 +66,10 @@ class SilentSink:
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         """Does nothing."""
 
-    def token(self, sequence: Sequence) -> None:
+    def prompt(self, sequence: Sequence, reports: list[TokenReport]) -> None:
+        """Does nothing."""
+
+    def token(self, sequence: Sequence, report: TokenReport | None) -> None:
         """Does nothing."""
 
     def refused(self, sequence: Sequence, message: str) -> None:
@@ -81,6 +95,7 @@ class EngineParts:
         stage: Its layers.
         cache: Their KV cache.
         tokens: How ids reach all ranks.
+        reports: How what requests ask to know reaches the leader.
         sampling: How the last stage samples; None on the others.
         sink: Who hears of tokens.
     """
@@ -93,16 +108,18 @@ class EngineParts:
     stage: DecoderStage
     cache: SequenceKVCache
     tokens: TokenShare
+    reports: ReportExchange
     sampling: SamplingPart | None
     sink: OutputSink
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A step whose tokens are not committed yet; ``sampled`` is known on the last stage only."""
+    """A step whose tokens are not committed yet; ``shared`` and ``report`` are known on the last stage only."""
 
     plan: StepPlan
-    sampled: SampledRows | None
+    shared: SharedTokens | None
+    report: StepReport | None
 
 
 class RankEngine:
@@ -187,15 +204,13 @@ class RankEngine:
         output = parts.stage.forward(self._forward_batch(plan), self._hidden(plan), parts.cache)
         if parts.sampling is None:
             link.send_tensor(output, link.stage + 1, Tag.HIDDEN)
-            return _Flight(plan, None)
-        return _Flight(plan, self._sample(parts.sampling, plan, output))
-
-    def _sample(self, sampling: SamplingPart, plan: StepPlan, logits: torch.Tensor) -> SampledRows:
+            return _Flight(plan, None, None)
+        sequences = [parts.scheduler[row.sequence_id] for row in plan.rows]
+        sampled = parts.sampling.sample(plan, sequences, output)
+        parts.reports.send(plan, sampled.report)
         if not plan.sampling_rows:
-            return SampledRows([], [])
-        sequences = [self._parts.scheduler[row.sequence_id] for row in plan.sampling_rows]
-        token_ids, statuses = sampling.sample(plan, sequences, logits)
-        return SampledRows(*self._parts.tokens.publish(plan, token_ids, statuses))
+            return _Flight(plan, _NO_ROWS, sampled.report)
+        return _Flight(plan, parts.tokens.publish(plan, sampled.token_ids, sampled.statuses), sampled.report)
 
     def _must_commit(self, plan: StepPlan, *, goes_on: bool) -> bool:
         return bool(self._in_flight) and (len(self._in_flight) == self._depth or not plan.rows or not goes_on)
@@ -203,24 +218,32 @@ class RankEngine:
     def _commit(self, flight: _Flight) -> None:
         """Commits the oldest step in flight: ids into sequences, grammars forward, tokens to the sink."""
         parts, plan = self._parts, flight.plan
-        sampled = flight.sampled
-        if sampled is None:
-            sampled = SampledRows(*parts.tokens.receive(plan)) if plan.sampling_rows else SampledRows([], [])
-        errors = [self._error(plan, status) for status in sampled.statuses]
-        for sequence in parts.scheduler.commit(plan, sampled.token_ids, errors):
+        shared, report = flight.shared, flight.report
+        if shared is None:
+            shared = parts.tokens.receive(plan) if plan.sampling_rows else _NO_ROWS
+            report = parts.reports.receive(plan)
+        for index, tokens in report.prompts.items() if report is not None else ():
+            parts.sink.prompt(parts.scheduler[plan.rows[index].sequence_id], tokens)
+        token_ids, statuses = shared
+        errors = [self._error(plan, status) for status in statuses]
+        for index in parts.scheduler.commit(plan, token_ids, errors):
+            sequence = parts.scheduler[plan.sampling_rows[index].sequence_id]
             refusal = None if sequence.error is not None else parts.grammars.accept(sequence)
             if refusal is None:
-                parts.sink.token(sequence)
+                parts.sink.token(sequence, None if report is None else report.tokens.get(index))
             else:
                 parts.sink.refused(sequence, refusal)
+        for sequence in parts.scheduler.finish_scored(plan):
+            parts.sink.ended(sequence)
 
     def _error(self, plan: StepPlan, status: int) -> ErrorInfo | None:
-        reason = RowReason(status)
+        reason, tp_rank = row_status(status)
         if reason is RowReason.NONE:
             return None
-        why = "a logit is NaN or +inf" if reason is RowReason.NON_FINITE else "no token may be drawn"
-        stage = self._parts.link.size - 1
-        return ErrorInfo("sampling_error", f"step {plan.step}, stage {stage}: {why}")
+        link = self._parts.link
+        last = link.size - 1
+        rank = f", rank {last * self._parts.group.size + tp_rank}" if tp_rank >= 0 else ""
+        return ErrorInfo("sampling_error", f"step {plan.step}, stage {last}{rank}: {_WHY[reason]}")
 
     def _release(self) -> None:
         parts = self._parts
@@ -246,7 +269,5 @@ class RankEngine:
                 self._parts.cache.add(row.sequence_id, sequence.capacity_tokens)
             if row.fork_of >= 0:
                 self._parts.cache.copy(row.fork_of, row.sequence_id, row.start)
-            chunks.append(
-                Chunk(row.sequence_id, sequence.token_ids(row.start, row.length), row.start, samples=row.samples)
-            )
+            chunks.append(Chunk(row.sequence_id, sequence.token_ids(row.start, row.length), row.start, logit_rows(row)))
         return pack(chunks, self._parts.stage.device)

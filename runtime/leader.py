@@ -25,13 +25,18 @@ from runtime.messages import (
     ErrorInfo,
     Finished,
     FinishReason,
+    PromptInfo,
     Rejected,
     Shutdown,
     StopRanks,
     Submit,
+    SupportInfo,
     TokenDelta,
+    TokenInfo,
+    TokenLogprob,
     Usage,
 )
+from runtime.reports import TokenReport
 from runtime.request_builder import RequestBuilder, RequestError
 from runtime.sequence import Sequence
 from runtime.tokenizer import Tokenizer
@@ -72,6 +77,7 @@ class _Stream:
     grammar_deadline_s: float | None
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenInfo] = field(default_factory=list)
     completion_tokens: int = 0
 
 
@@ -122,7 +128,13 @@ class Leader:
             if sequence_id in self._streams:
                 self._streams[sequence_id].grammar_deadline_s = None
 
-    def token(self, sequence: Sequence) -> None:
+    def prompt(self, sequence: Sequence, reports: list[TokenReport]) -> None:
+        """Emits what is reported of the next tokens of a sequence's prompt."""
+        stream = self._streams.get(sequence.sequence_id)
+        if stream is not None and reports:
+            self._outbox.append(PromptInfo(stream.request_id, [self._info(report) for report in reports]))
+
+    def token(self, sequence: Sequence, report: TokenReport | None) -> None:
         """Emits what a sequence's newest token adds, and its end if it has come to it."""
         stream = self._streams.get(sequence.sequence_id)
         if stream is None:
@@ -133,6 +145,8 @@ class Leader:
         token_id = sequence.output_token_ids[-1]
         stream.token_ids.append(token_id)
         stream.completion_tokens += 1
+        if report is not None:
+            stream.logprobs.append(self._info(report))
         if sequence.finish_reason != "stop":
             stream.text += stream.detokenizer.push(token_id)
         if stream.detokenizer.stopped is not None:
@@ -186,7 +200,7 @@ class Leader:
             self._outbox.append(Rejected(message.request_id, error))
             return
         try:
-            request = self._builder.parse(message.body)
+            request = self._builder.parse(message.body, score=message.score)
         except RequestError as error:
             self._outbox.append(Rejected(message.request_id, error.info))
             return
@@ -208,6 +222,7 @@ class Leader:
                     seed=request.seed,
                     grammar=request.grammar,
                     prefill_of=ids.start if choice else None,
+                    bad_words_token_ids=request.bad_words_token_ids,
                 )
             )
 
@@ -220,8 +235,27 @@ class Leader:
                 self._actions.append(EndSequence(sequence_id, "error", ErrorInfo("timeout", message)))
 
     def _emit(self, stream: _Stream) -> None:
-        self._outbox.append(TokenDelta(stream.request_id, stream.index, stream.text, stream.token_ids))
-        stream.text, stream.token_ids = "", []
+        delta = TokenDelta(stream.request_id, stream.index, stream.text, stream.token_ids, stream.logprobs)
+        self._outbox.append(delta)
+        stream.text, stream.token_ids, stream.logprobs = "", [], []
+
+    def _info(self, report: TokenReport) -> TokenInfo:
+        support = None
+        if report.support is not None:
+            ids, logprobs = [one for one, _ in report.support.entries], [value for _, value in report.support.entries]
+            support = SupportInfo(report.support.status, ids, logprobs)
+        return TokenInfo(
+            token_id=report.token_id,
+            token=self._text(report.token_id),
+            logprob=report.logprob,
+            top_logprobs=[TokenLogprob(one, self._text(one), logprob) for one, logprob in report.top],
+            named_logprobs=[TokenLogprob(one, self._text(one), logprob) for one, logprob in report.named],
+            support=support,
+        )
+
+    def _text(self, token_id: int) -> str:
+        """Returns a token's text by itself; half a character shows as U+FFFD."""
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def _finish(self, stream: _Stream, sequence: Sequence, reason: FinishReason, error: ErrorInfo | None) -> None:
         stream.text += stream.detokenizer.finish()

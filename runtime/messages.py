@@ -45,10 +45,12 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     Args:
         request_id: The client's number for it, not used twice.
         body: A JSON object as text, since msgpack has no integers beyond 64 bits and the leader is to name those too.
+        score: Whether to generate nothing and report the logprobs of the given tokens.
     """
 
     request_id: int
     body: str
+    score: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -93,6 +95,49 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
     error: ErrorInfo
 
 
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """An id, the text it stands for, and its logprob; −9999.0 stands for everything smaller."""
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+class SupportInfo(msgspec.Struct, frozen=True):
+    """What could have been drawn: every id and its logprob, renormalised; ``OVERFLOW`` when there are too many."""
+
+    status: str
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+class TokenInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request asked to know about one of its tokens.
+
+    Args:
+        token_id: The token.
+        token: The text it stands for.
+        logprob: Its logprob; None when only the support was asked for.
+        top_logprobs: The most likely ids, best first.
+        named_logprobs: The ids of ``logprob_token_ids``.
+        support: What could have been drawn.
+    """
+
+    token_id: int
+    token: str
+    logprob: float | None
+    top_logprobs: list[TokenLogprob] = []
+    named_logprobs: list[TokenLogprob] = []
+    support: SupportInfo | None = None
+
+
+class PromptInfo(msgspec.Struct, frozen=True, tag="prompt"):
+    """Leader → client: what was asked about prompt tokens, from the second on and in order, in one or several parts."""
+
+    request_id: int
+    tokens: list[TokenInfo]
+
+
 class TokenDelta(msgspec.Struct, frozen=True, tag="delta"):
     """Leader → client: what a step added to a choice; ``text`` may lag behind ``token_ids``."""
 
@@ -100,6 +145,7 @@ class TokenDelta(msgspec.Struct, frozen=True, tag="delta"):
     index: int
     text: str
     token_ids: list[int]
+    logprobs: list[TokenInfo] = []
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -113,7 +159,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 ClientMessage = Submit | Abort | Shutdown
-EngineMessage = EngineReady | Accepted | Rejected | TokenDelta | Finished
+EngineMessage = EngineReady | Accepted | Rejected | PromptInfo | TokenDelta | Finished
 
 
 class AddSequence(msgspec.Struct, frozen=True, tag="add"):
@@ -123,11 +169,12 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
         sequence_id: Minted by the leader, never used twice.
         choice: Which of the request's ``n`` choices this is.
         prompt_token_ids: The prompt, at least one id.
-        max_tokens: How many tokens to generate at most, resolved against the context.
+        max_tokens: How many tokens to generate at most, resolved against the context; 0 = only score the prompt.
         params: The request's sampling parameters.
         seed: The request's seed, minted when the client gave none.
         grammar: What the output must match, if anything.
         prefill_of: The sequence of the same request whose prefill this one shares, if it is still there.
+        bad_words_token_ids: ``params.bad_words`` as token ids.
     """
 
     sequence_id: int
@@ -138,6 +185,7 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
     seed: int
     grammar: GrammarSpec | None = None
     prefill_of: int | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class EndSequence(msgspec.Struct, frozen=True, tag="end"):

@@ -24,6 +24,8 @@ class PlanRow:
         constrained: Whether that token needs a grammar mask.
         fork_of: The sequence whose KV entries before ``start`` this one starts with a copy of; −1 when it starts alone
             or has started.
+        scores: Whether each of its tokens tells the logprob of the next token of the prompt.
+        reports: Whether the new token's logprobs or support are reported.
     """
 
     sequence_id: int
@@ -32,6 +34,13 @@ class PlanRow:
     samples: bool
     constrained: bool
     fork_of: int = -1
+    scores: bool = False
+    reports: bool = False
+
+
+def logit_rows(row: PlanRow) -> int:
+    """Returns how many of a row's tokens, from the last one back, need logits."""
+    return row.length if row.scores else int(row.samples)
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,11 @@ class StepPlan:
         """The indices within ``sampling_rows`` of the rows that need a mask."""
         return tuple(index for index, row in enumerate(self.sampling_rows) if row.constrained)
 
+    @cached_property
+    def has_reports(self) -> bool:
+        """Whether the leader is told more than token ids."""
+        return any(row.scores or row.reports for row in self.rows)
+
     @property
     def num_tokens(self) -> int:
         """How many tokens run."""
@@ -79,7 +93,7 @@ class PlanDigest:
         """Adds a plan; returns the digest up to it as a signed 64-bit integer."""
         self._state.update(struct.pack("<qq", step, len(rows)))
         for row in rows:
-            flags = row.samples | row.constrained << 1
+            flags = row.samples | row.constrained << 1 | row.scores << 2 | row.reports << 3
             self._state.update(struct.pack("<5q", row.sequence_id, row.start, row.length, flags, row.fork_of))
         return self.value
 

@@ -14,6 +14,7 @@ from runtime.messages import ErrorInfo
 from runtime.shown_value import shown
 from runtime.tokenizer import Tokenizer
 from sampler.params import SamplingParams, SamplingParamsError
+from sampler.processors import ProcessorRegistry
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 _GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag", "strict")
@@ -43,6 +44,7 @@ class Request:
         params: Validated sampling parameters.
         seed: The client's, or minted.
         grammar: What the output must match, if anything.
+        bad_words_token_ids: The bad words as token ids.
     """
 
     prompt_token_ids: list[int]
@@ -50,6 +52,7 @@ class Request:
     params: SamplingParams
     seed: int
     grammar: GrammarSpec | None
+    bad_words_token_ids: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,27 @@ class RequestLimits:
 
 
 class RequestBuilder:
-    """Turns a client's fields into a valid, tokenized request."""
+    """Turns a client's fields into a valid, tokenized request.
 
-    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits) -> None:
+    Args:
+        tokenizer: The model's.
+        limits: What a request may ask for at most.
+        processors: The logit processors that requests may name; None = none.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: RequestLimits, processors: ProcessorRegistry | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
+        self._processors = processors or ProcessorRegistry({})
 
-    def parse(self, body: str) -> Request:
+    def parse(self, body: str, *, score: bool = False) -> Request:
         """Returns the request that a JSON object describes.
+
+        Args:
+            body: The object, as text.
+            score: Whether to generate nothing and report the logprobs of the given tokens.
 
         Raises:
             RequestError: It is no JSON object, or what ``build`` refuses.
@@ -88,10 +104,14 @@ class RequestBuilder:
             raise RequestError(f"the request is no JSON: {error}", None) from error
         if not isinstance(fields, dict):
             raise RequestError(f"the request is a JSON {type(fields).__name__}: an object is needed", None)
-        return self.build(fields)
+        return self.build(fields, score=score)
 
-    def build(self, fields: Mapping[str, Any]) -> Request:
+    def build(self, fields: Mapping[str, Any], *, score: bool = False) -> Request:
         """Returns the request that ``fields`` describe (names as in JSONL input; ``id`` is the client's own).
+
+        Args:
+            fields: The request's fields.
+            score: Whether to generate nothing and report the logprobs of the given tokens.
 
         Raises:
             RequestError: A field is missing, unknown, of a wrong type or out of its range.
@@ -100,15 +120,31 @@ class RequestBuilder:
         try:
             grammar = parse_grammar({name: fields[name] for name in _GRAMMAR_FIELDS if name in fields})
             params = SamplingParams.parse(
-                rest, vocab_size=self._limits.vocab_size, max_model_len=self._limits.max_model_len
+                {"prompt_logprobs": 0} | rest if score else rest,
+                vocab_size=self._limits.vocab_size,
+                max_model_len=self._limits.max_model_len,
             )
+            self._processors.check(params.logit_processors)
         except GrammarError as error:
             raise RequestError(str(error), error.param, "grammar_error") from error
         except SamplingParamsError as error:
             raise RequestError(str(error), error.param) from error
         prompt, name = self._prompt(fields)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        return Request(prompt, self._max_tokens(name, len(prompt), params.max_tokens), params, seed, grammar)
+        max_tokens = 0 if score else self._max_tokens(name, len(prompt), params.max_tokens)
+        return Request(prompt, max_tokens, params, seed, grammar, self._bad_words(params))
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Returns the bad words as token ids: a text as it is spelled at a word's beginning and within a line."""
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            spellings = (
+                [word]
+                if not isinstance(word, str)
+                else [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {word}")]
+            )
+            sequences.update(dict.fromkeys(ids for ids in spellings if ids))
+        return tuple(sequences)
 
     def _prompt(self, fields: Mapping[str, Any]) -> tuple[list[int], str]:
         """Returns the prompt's ids, and the field they came from."""

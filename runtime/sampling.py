@@ -9,21 +9,36 @@ from typing import NamedTuple
 import torch
 
 from grammar_sync.masks import MaskExchange
-from runtime.plan import StepPlan
+from runtime.plan import PlanRow, StepPlan, logit_rows
+from runtime.reports import StepReport, TokenReport, prompt_reports, token_reports
 from runtime.sequence import Sequence
 from sampler.batch import SamplingBatchInfo
 from sampler.params import RowSampling
-from sampler.sampler import Sampler
+from sampler.sampler import RowReason, Sampler
 
 _UNCONSTRAINED = -1
+_REASON_BITS = 8
+_REASON_MASK = (1 << _REASON_BITS) - 1
 _NO_TOKEN = -1
 
 
-class SampledRows(NamedTuple):
-    """A step's ids and statuses, one for each sampling row."""
+class SampledStep(NamedTuple):
+    """What the last stage makes of a step.
 
-    token_ids: list[int]
-    statuses: list[int]
+    Attributes:
+        token_ids: [B] int64, the id of each sampling row.
+        statuses: [B] int64, of each sampling row; see ``row_status``.
+        report: What rows asked to know; None when none did.
+    """
+
+    token_ids: torch.Tensor
+    statuses: torch.Tensor
+    report: StepReport | None
+
+
+def row_status(status: int) -> tuple[RowReason, int]:
+    """Returns why a row has no token, and the last stage's tensor-parallel rank that saw it (−1 = no single one)."""
+    return RowReason(status & _REASON_MASK), (status >> _REASON_BITS) - 1
 
 
 @dataclass(slots=True)
@@ -64,23 +79,44 @@ class SamplingPart:
         self._device = device
         self._slots: list[_Assembled | None] = [None] * in_flight_steps
 
-    def sample(
-        self, plan: StepPlan, sequences: Rows[Sequence], logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ids and ``RowReason`` values, [B] int64 each, of a plan's sampling rows.
-
-        All ranks of the stage call it.
+    def sample(self, plan: StepPlan, sequences: Rows[Sequence], logits: torch.Tensor) -> SampledStep:
+        """Returns what comes of a plan's rows; all ranks of the stage call it.
 
         Args:
             plan: The step's plan.
-            sequences: The sequence of each sampling row.
-            logits: [B, Vs] float32, this rank's slice; overwritten.
+            sequences: The sequence of each of its rows.
+            logits: [L, Vs] float32, this rank's slice, of every token that samples or scores; overwritten.
         """
+        sampling, sampling_at, prompts, at = [], [], {}, 0
+        for index, (row, sequence) in enumerate(zip(plan.rows, sequences, strict=True)):
+            stop = at + logit_rows(row)
+            if row.scores:
+                prompts[index] = self._score(row, sequence, logits[at:stop])
+            if row.samples:
+                sampling.append(sequence)
+                sampling_at.append(stop - 1)
+            at = stop
+        if not sampling:
+            none = torch.empty(0, dtype=torch.int64)
+            return SampledStep(none, none, StepReport({}, prompts) if prompts else None)
+        if len(sampling_at) < at:
+            logits = logits[torch.tensor(sampling_at, device=logits.device)]
         mask_words = self._mask_words(plan)
-        positions = [len(sequence.output_token_ids) for sequence in sequences]
-        info = self._assembled(plan.step % len(self._slots), sequences)
+        positions = [len(sequence.output_token_ids) for sequence in sampling]
+        info = self._assembled(plan.step % len(self._slots), sampling)
         output = self._sampler.sample(logits, info, positions, mask_words)
-        return output.token_ids, output.reasons
+        statuses = output.reasons | (output.fault_ranks + 1) << _REASON_BITS
+        tokens = token_reports(output, [sequence.params for sequence in sampling]) if plan.has_reports else {}
+        return SampledStep(output.token_ids, statuses, StepReport(tokens, prompts) if plan.has_reports else None)
+
+    def _score(self, row: PlanRow, sequence: Sequence, logits: torch.Tensor) -> list[TokenReport]:
+        """Returns the reports of the prompt tokens that follow the row's tokens."""
+        following = sequence.prompt_token_ids[row.start + 1 : row.start + row.length + 1]
+        if not following:
+            return []
+        top_n = sequence.params.prompt_logprobs or 0
+        token_ids = torch.tensor(following, dtype=torch.int64, device=logits.device)
+        return prompt_reports(self._sampler.token_logprobs(logits[: len(following)], token_ids, top_n=top_n), top_n)
 
     def _mask_words(self, plan: StepPlan) -> torch.Tensor | None:
         """Returns the mask of every sampling row, [B, Vs / 32] int32; None when no row is constrained."""
@@ -133,6 +169,7 @@ class SamplingPart:
                 seed=sequence.seed,
                 choice=sequence.choice,
                 stop_ids=self._banned_until_min_tokens(sequence),
+                bad_words_token_ids=sequence.bad_words_token_ids,
                 prompt_ids=sequence.prompt_token_ids,
                 output_ids=tuple(sequence.output_token_ids),
             )

@@ -25,12 +25,14 @@ class SchedulerLimits:
         max_batch_tokens: Tokens of one step.
         kv_cache_tokens: KV entries of all running sequences together.
         in_flight_steps: Steps that may be under way at once: one per pipeline stage.
+        max_scored_tokens: Prompt tokens of one step whose logprobs are reported: each needs a row of logits.
     """
 
     max_num_seqs: int
     max_batch_tokens: int
     kv_cache_tokens: int
     in_flight_steps: int
+    max_scored_tokens: int = 256
 
 
 class Scheduler:
@@ -126,18 +128,22 @@ class Scheduler:
         limits = self._limits
         active = min(len(self._running) + len(self._waiting), limits.max_num_seqs)
         share = -(-active // limits.in_flight_steps)
-        budget = limits.max_batch_tokens
+        budget, scored_budget = limits.max_batch_tokens, limits.max_scored_tokens
         rows: list[PlanRow] = []
         for sequence in self._candidates(step):
             if len(rows) >= share or budget <= 0:
                 break
-            row = self._row(step, sequence, budget)
+            scores = sequence.scores_prompt and sequence.num_computed < len(sequence.prompt_token_ids)
+            if scores and scored_budget <= 0:
+                continue
+            row = self._row(step, sequence, min(budget, scored_budget) if scores else budget, scores=scores)
             rows.append(row)
             budget -= row.length
+            scored_budget -= row.length if scores else 0
         return StepPlan(step, tuple(rows), self._digest.update_rows(step, tuple(rows)))
 
-    def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> list[Sequence]:
-        """Appends a step's tokens to its sampling rows; returns their sequences that were not ended meanwhile.
+    def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> list[int]:
+        """Appends a step's tokens to its sampling rows; returns the indices of those that were not ended meanwhile.
 
         Args:
             plan: A plan that is in flight.
@@ -148,11 +154,11 @@ class Scheduler:
             self._sequences[row.sequence_id].in_flight = False
         self._digest.update_tokens(plan.step, token_ids, [int(error is not None) for error in errors])
         committed = []
-        for row, token_id, error in zip(plan.sampling_rows, token_ids, errors, strict=True):
+        for index, (row, token_id, error) in enumerate(zip(plan.sampling_rows, token_ids, errors, strict=True)):
             sequence = self._sequences[row.sequence_id]
             if sequence.state is SequenceState.FINISHED:
                 continue
-            committed.append(sequence)
+            committed.append(index)
             if error is not None:
                 sequence.finish("error", error)
                 continue
@@ -161,6 +167,17 @@ class Scheduler:
             if reason is not None:
                 sequence.finish(reason)
         return committed
+
+    def finish_scored(self, plan: StepPlan) -> list[Sequence]:
+        """Ends the sequences of a committed plan that only wanted their prompt scored and have it; returns them."""
+        scored = []
+        for row in plan.rows:
+            sequence = self._sequences[row.sequence_id]
+            whole = row.start + row.length == len(sequence.prompt_token_ids)
+            if sequence.max_tokens == 0 and whole and sequence.state is not SequenceState.FINISHED:
+                sequence.finish("length")
+                scored.append(sequence)
+        return scored
 
     def _candidates(self, step: int) -> Iterable[Sequence]:
         """Yields running sequences that are not in flight, then waiting ones while there is room for them.
@@ -187,7 +204,7 @@ class Scheduler:
             return None
         return shared
 
-    def _row(self, step: int, sequence: Sequence, budget: int) -> PlanRow:
+    def _row(self, step: int, sequence: Sequence, budget: int, *, scores: bool) -> PlanRow:
         fork_of = -1
         if sequence.state is SequenceState.WAITING:
             shared = self._shared_prefill(sequence)
@@ -204,6 +221,14 @@ class Scheduler:
         sequence.in_flight = True
         if sequence.prompt_step is None and sequence.num_computed >= len(sequence.prompt_token_ids):
             sequence.prompt_step = step
-        samples = sequence.num_computed == sequence.num_tokens
-        constrained = samples and sequence.grammar is not None
-        return PlanRow(sequence.sequence_id, start, length, samples, constrained, fork_of)
+        samples = sequence.num_computed == sequence.num_tokens and sequence.max_tokens > 0
+        return PlanRow(
+            sequence_id=sequence.sequence_id,
+            start=start,
+            length=length,
+            samples=samples,
+            constrained=samples and sequence.grammar is not None,
+            fork_of=fork_of,
+            scores=scores,
+            reports=samples and (sequence.params.has_logprobs or sequence.params.return_support),
+        )

@@ -32,6 +32,7 @@ class Sequence:
         seed: Its request's seed.
         grammar: What its output must match, if anything.
         prefill_of: The sequence whose prefill it shares, if it is still there.
+        bad_words_token_ids: Token sequences that its output must not hold.
         state: Where it stands.
         output_token_ids: What was committed so far.
         num_computed: How many of its tokens have their KV entries computed or in flight.
@@ -49,6 +50,7 @@ class Sequence:
     seed: int
     grammar: GrammarSpec | None
     prefill_of: int | None
+    bad_words_token_ids: tuple[tuple[int, ...], ...]
     state: SequenceState
     output_token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -69,6 +71,7 @@ class Sequence:
             seed=action.seed,
             grammar=action.grammar,
             prefill_of=action.prefill_of,
+            bad_words_token_ids=action.bad_words_token_ids,
             state=SequenceState.WAITING if action.grammar is None else SequenceState.WAITING_FOR_GRAMMAR,
         )
 
@@ -76,6 +79,11 @@ class Sequence:
     def num_tokens(self) -> int:
         """How many tokens it has, prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether its prompt's logprobs are reported; of several choices the first one's are."""
+        return self.params.prompt_logprobs is not None and self.choice == 0
 
     @property
     def capacity_tokens(self) -> int:

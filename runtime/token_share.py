@@ -5,6 +5,8 @@ The payload starts with the step number and the plan's digest; a rank whose plan
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from pp.link import StageLink, Tag
@@ -14,6 +16,13 @@ from tp.group import TensorParallelGroup
 _HEADER = 3
 
 
+class SharedTokens(NamedTuple):
+    """A step's ids and statuses, one for each sampling row, the same on all ranks."""
+
+    token_ids: list[int]
+    statuses: list[int]
+
+
 class TokenShare:
     """One rank's end of the exchange."""
 
@@ -21,7 +30,7 @@ class TokenShare:
         self._group = group
         self._link = link
 
-    def publish(self, plan: StepPlan, token_ids: torch.Tensor, statuses: torch.Tensor) -> tuple[list[int], list[int]]:
+    def publish(self, plan: StepPlan, token_ids: torch.Tensor, statuses: torch.Tensor) -> SharedTokens:
         """Returns the ids [B] and statuses [B] of the last stage's rank 0, after sending them to the other stages.
 
         Last stage only; all its ranks call it. The tensors are int64 on any device.
@@ -36,14 +45,14 @@ class TokenShare:
             self._link.send_tensor(payload, stage, Tag.TOKENS)
         return result
 
-    def receive(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+    def receive(self, plan: StepPlan) -> SharedTokens:
         """Returns the ids and statuses of ``plan``'s sampling rows; every stage but the last calls it."""
         shape = (_HEADER + 2 * len(plan.sampling_rows),)
         last = self._link.size - 1
         payload = self._link.receive_tensor(last, Tag.TOKENS, shape=shape, dtype=torch.int64, step=plan.step)
         return self._checked(plan, payload)
 
-    def _checked(self, plan: StepPlan, payload: torch.Tensor) -> tuple[list[int], list[int]]:
+    def _checked(self, plan: StepPlan, payload: torch.Tensor) -> SharedTokens:
         values = payload.tolist()
         expected = [plan.step, plan.digest, len(plan.sampling_rows)]
         if values[:_HEADER] != expected:
@@ -52,4 +61,4 @@ class TokenShare:
                 f"(step, plan digest, rows) {values[:_HEADER]}, expected {expected}"
             )
         rows = expected[2]
-        return values[_HEADER : _HEADER + rows], values[_HEADER + rows :]
+        return SharedTokens(values[_HEADER : _HEADER + rows], values[_HEADER + rows :])

@@ -23,6 +23,7 @@ from runtime.kv_cache import KVCache
 from runtime.messages import Action, AddSequence, EndSequence, FinishReason, StopRanks
 from runtime.model import DecoderStage
 from runtime.plan import PlanRow, StepPlan
+from runtime.reports import TokenReport
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
 from runtime.tokenizer import Tokenizer
@@ -73,6 +74,8 @@ class Output:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     error: str | None
+    reports: tuple[TokenReport, ...] = ()
+    prompt_reports: tuple[TokenReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class ScriptedLeader:
         self._open = set(range(len(jobs)))
         self._ends: list[Action] = []
         self.outputs: dict[int, Output] = {}
+        self.prompts: dict[int, list[TokenReport]] = {}
+        self.reports: dict[int, list[TokenReport]] = {}
 
     def collect(self, patience: Patience) -> list[Action]:
         self._step += 1
@@ -125,7 +130,12 @@ class ScriptedLeader:
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         pass
 
-    def token(self, sequence: Sequence) -> None:
+    def prompt(self, sequence: Sequence, reports: list[TokenReport]) -> None:
+        self.prompts.setdefault(sequence.sequence_id, []).extend(reports)
+
+    def token(self, sequence: Sequence, report: TokenReport | None) -> None:
+        if report is not None:
+            self.reports.setdefault(sequence.sequence_id, []).append(report)
         if sequence.finish_reason is not None:
             self.ended(sequence)
 
@@ -135,8 +145,13 @@ class ScriptedLeader:
     def ended(self, sequence: Sequence) -> None:
         assert sequence.finish_reason is not None
         error = None if sequence.error is None else sequence.error.message
-        output = Output(tuple(sequence.output_token_ids), sequence.finish_reason, error)
-        self.outputs[sequence.sequence_id] = output
+        self.outputs[sequence.sequence_id] = Output(
+            tuple(sequence.output_token_ids),
+            sequence.finish_reason,
+            error,
+            tuple(self.reports.get(sequence.sequence_id, ())),
+            tuple(self.prompts.get(sequence.sequence_id, ())),
+        )
         self._open.discard(sequence.sequence_id)
 
     def flush(self) -> None:

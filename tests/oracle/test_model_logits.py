@@ -107,7 +107,7 @@ def test_mixed_batches_of_chunks_and_decodes_give_the_same_logits(model: tuple[P
         got = pipeline.step(chunks)
         for chunk in chunks:
             done[chunk.sequence_id] += len(chunk.token_ids)
-        sampled = [chunk.sequence_id for chunk in chunks if chunk.samples]
+        sampled = [chunk.sequence_id for chunk in chunks if chunk.logit_rows]
         assert got.shape[0] == len(sampled)
         for row, key in zip(got, sampled, strict=True):
             torch.testing.assert_close(row, expected[key][done[key] - 1], atol=ATOL, rtol=0)

@@ -107,10 +107,11 @@ class Bench:
         plan = self.scheduler.plan(self.step_number)
         tokens = [self._token(row.sequence_id) for row in plan.sampling_rows]
         errors = [self.failing.get(row.sequence_id) for row in plan.sampling_rows]
-        for sequence in self.scheduler.commit(plan, tokens, errors):
+        for index in self.scheduler.commit(plan, tokens, errors):
+            sequence = self.scheduler[plan.sampling_rows[index].sequence_id]
             refusal = None if sequence.error is not None else self.refusing.get(sequence.sequence_id)
             if refusal is None:
-                self.leader.token(sequence)
+                self.leader.token(sequence, None)
             else:
                 self.leader.refused(sequence, refusal)
         self.scheduler.release_finished(self.step_number)

@@ -15,7 +15,7 @@ from grammar_sync.spec import GrammarSpec
 from pp.link import StageLink
 from runtime.messages import AddSequence
 from runtime.plan import PlanRow, StepPlan
-from runtime.sampling import SamplingPart
+from runtime.sampling import SamplingPart, row_status
 from runtime.sequence import Sequence
 from sampler.batch import SamplingBatchInfo
 from sampler.params import SamplingParams
@@ -68,10 +68,11 @@ class Bench:
         if plan.constrained_rows:
             self.masks.send(plan.constrained_rows, torch.stack([mask_row(ids) for ids in allowed if ids is not None]))
         padding = torch.full((len(sequences), BLOCKS.padded_size - VOCAB), float("-inf"))
-        ids, reasons = self.part.sample(plan, sequences, torch.cat((logits, padding), dim=1))
+        ids, statuses, _ = self.part.sample(plan, sequences, torch.cat((logits, padding), dim=1))
+        reasons = [row_status(status)[0] for status in statuses.tolist()]
         return [
-            token_id if reason == RowReason.NONE else -reason
-            for token_id, reason in zip(ids.tolist(), reasons.tolist(), strict=True)
+            token_id if reason is RowReason.NONE else -reason
+            for token_id, reason in zip(ids.tolist(), reasons, strict=True)
         ]
 
 

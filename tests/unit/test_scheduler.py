@@ -66,7 +66,8 @@ def ids_of(plan: StepPlan) -> list[int]:
 
 def commit(scheduler: Scheduler, plan: StepPlan, token_id: int = 5) -> list[int]:
     count = len(plan.sampling_rows)
-    return [sequence.sequence_id for sequence in scheduler.commit(plan, [token_id] * count, [None] * count)]
+    indices = scheduler.commit(plan, [token_id] * count, [None] * count)
+    return [plan.sampling_rows[index].sequence_id for index in indices]
 
 
 def run_to_the_end(scheduler: Scheduler, *, first_step: int = 1, limit: int = 500) -> list[int]:
@@ -189,7 +190,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         lengths = {row.sequence_id: self.mirrors[row.sequence_id].num_tokens for row in plan.rows}
         live = [row.sequence_id for row in plan.sampling_rows if row.sequence_id not in self.finished]
         for replica in self.replicas:
-            assert [sequence.sequence_id for sequence in replica.commit(plan, tokens, errors)] == live
+            committed = replica.commit(plan, tokens, errors)
+            assert [plan.sampling_rows[index].sequence_id for index in committed] == live
         for row, token_id in zip(plan.sampling_rows, tokens, strict=True):
             sequence = self.mirrors[row.sequence_id]
             grew = row.sequence_id in live and token_id >= 0
@@ -394,7 +396,8 @@ def test_a_failed_row_ends_alone() -> None:
     add(scheduler, action(0), action(1))
     plan = scheduler.plan(1)
     error = ErrorInfo("sampling_error", "step 1, stage 0: no token may be drawn")
-    committed = scheduler.commit(plan, [-1, 5], [error, None])
+    assert scheduler.commit(plan, [-1, 5], [error, None]) == [0, 1]
+    committed = [scheduler[0], scheduler[1]]
     assert [(one.finish_reason, one.error, one.output_token_ids) for one in committed] == [
         ("error", error, []),
         (None, None, [5]),

@@ -1,0 +1,140 @@
+"""What requests ask to know beside their tokens: logprobs and supports, from the last stage to the leader.
+
+Only the leader needs them, so they do not ride with the token ids: the last stage's rank 0 sends them in a message of
+its own, in steps whose plan says that some row asks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from pp.link import StageLink, Tag
+from runtime.plan import StepPlan
+from sampler.logprobs import LogprobRows, finite_logprob
+from sampler.params import SamplingParams
+from sampler.sampler import SampleOutput
+from sampler.supports import RowStatus
+from tp.group import TensorParallelGroup
+
+IdLogprob = tuple[int, float]
+
+
+class SupportReport(msgspec.Struct, frozen=True, array_like=True):
+    """The ids that could have been drawn.
+
+    Args:
+        status: ``OK``, or ``OVERFLOW`` when they are too many to report.
+        entries: Each id with its logprob, renormalised over the support, by ascending id.
+    """
+
+    status: str
+    entries: list[IdLogprob]
+
+
+class TokenReport(msgspec.Struct, frozen=True, array_like=True):
+    """What is reported of one token.
+
+    Args:
+        token_id: The token.
+        logprob: Its own; None when only the support was asked for.
+        top: The most likely ids, best first.
+        named: The ids asked for by name.
+        support: What could have been drawn, if that was asked for.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: list[IdLogprob]
+    named: list[IdLogprob]
+    support: SupportReport | None = None
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """What is reported of a step.
+
+    Args:
+        tokens: The report of each sampling row that asks, by its index among them.
+        prompts: The reports of the prompt tokens that each row scored, by the row's index in the plan.
+    """
+
+    tokens: dict[int, TokenReport]
+    prompts: dict[int, list[TokenReport]]
+
+
+class ReportExchange:
+    """One rank's end of the way that reports take.
+
+    Args:
+        group: This rank's stage.
+        link: This rank's pipeline.
+    """
+
+    def __init__(self, group: TensorParallelGroup, link: StageLink) -> None:
+        self._is_rank_0 = group.rank == 0
+        self._link = link
+
+    def send(self, plan: StepPlan, report: StepReport | None) -> None:
+        """Sends a step's report from the last stage's rank 0 to the leader; other ranks of the stage do nothing."""
+        if plan.has_reports and report is not None and self._is_rank_0 and not self._link.is_first:
+            self._link.send_frame(msgspec.msgpack.encode(report), 0, Tag.REPORT)
+
+    def receive(self, plan: StepPlan) -> StepReport | None:
+        """Returns a step's report on the leader of several stages; None elsewhere, or when no row asks."""
+        if not plan.has_reports or not self._is_rank_0 or not self._link.is_first:
+            return None
+        frame = self._link.receive_frame(self._link.size - 1, Tag.REPORT, step=plan.step)
+        return msgspec.msgpack.decode(frame, type=StepReport)
+
+
+def token_reports(output: SampleOutput, params: list[SamplingParams]) -> dict[int, TokenReport]:
+    """Returns the reports of a step's sampling rows that ask for one and drew a token.
+
+    Args:
+        output: What the sampler returned.
+        params: Of each row.
+    """
+    token_ids = output.token_ids.tolist()
+    rows = [row for row, one in enumerate(params) if one.has_logprobs]
+    found: dict[int, TokenReport] = {}
+    if output.logprobs is not None:
+        counts = [params[row].logprobs or 0 for row in rows]
+        found = dict(zip(rows, _reports(output.logprobs, counts), strict=True))
+    for row, support in zip(
+        (row for row, one in enumerate(params) if one.return_support), output.supports, strict=True
+    ):
+        entries = list(zip(support.ids.tolist(), map(finite_logprob, support.logprobs.tolist()), strict=True))
+        base = found.get(row) or TokenReport(token_ids[row], None, [], [])
+        found[row] = msgspec.structs.replace(base, support=SupportReport(RowStatus(support.status).name, entries))
+    return {row: report for row, report in found.items() if token_ids[row] >= 0}
+
+
+def prompt_reports(rows: LogprobRows, top_n: int) -> list[TokenReport]:
+    """Returns the reports of prompt tokens that follow each other."""
+    return _reports(rows, [top_n] * len(rows.token_ids))
+
+
+def _reports(rows: LogprobRows, counts: list[int]) -> list[TokenReport]:
+    columns = (rows.token_ids, rows.logprobs, rows.top_ids, rows.top_logprobs, rows.named_ids, rows.named_logprobs)
+    reports = []
+    for count, token_id, logprob, top_ids, top, named_ids, named in zip(counts, *map(_listed, columns), strict=True):
+        reports.append(
+            TokenReport(
+                token_id,
+                finite_logprob(logprob),
+                _pairs(top_ids[:count], top[:count]),
+                _pairs(named_ids, named),
+            )
+        )
+    return reports
+
+
+def _listed(tensor: torch.Tensor) -> list[Any]:
+    values: list[Any] = tensor.tolist()
+    return values
+
+
+def _pairs(ids: list[int], logprobs: list[float]) -> list[IdLogprob]:
+    return [(token_id, finite_logprob(value)) for token_id, value in zip(ids, logprobs, strict=True) if token_id >= 0]
