@@ -12,6 +12,7 @@ import torch
 
 from sampler.params import RowSampling
 from sampler.rows import AlignedRows, RowTable, to_device
+from sampler.slices import true_places
 
 _NO_ID = -1
 _MIN_CAPACITY = 16
@@ -50,11 +51,8 @@ class SparseRows(AlignedRows):
             slice_start: The id of the slice's first column.
             active: [B] bool, which rows take part; all when left out.
         """
-        row, entry, place = _inside(self.ids, slice_start, logits.shape[1])
-        if active is not None:
-            taken = active[row]
-            row, entry, place = row[taken], entry[taken], place[taken]
-        logits.view(-1)[place] += self.values[row, entry]
+        entry, place = _inside(self.ids, slice_start, logits.shape[1], active)
+        logits.view(-1)[place] += self.values.reshape(-1)[entry]
 
 
 class PenaltyState(AlignedRows):
@@ -135,13 +133,14 @@ class PenaltyState(AlignedRows):
             logits: [B, Vs] float32, contiguous.
             slice_start: The id of the slice's first column.
         """
-        row, entry, place = _inside(self.ids, slice_start, logits.shape[1])
-        count = self.counts[row, entry]
+        entry, place = _inside(self.ids, slice_start, logits.shape[1])
+        # One gather and one scatter of the logits; all else is small and dense.
+        additive = self.frequency * self.counts + self.presence * (self.counts > 0)
+        repetition = self.repetition.expand_as(self.counts).reshape(-1).index_select(0, entry)
         flat = logits.view(-1)
-        values = flat[place]
-        values -= self.frequency[row, 0] * count + self.presence[row, 0] * (count > 0)
-        repetition = self.repetition[row, 0]
-        flat[place] = torch.where(values > 0, values / repetition, values * repetition)
+        values = flat.index_select(0, place) - additive.view(-1).index_select(0, entry)
+        # Exactly one of the two parts is not 0, or both are NaN.
+        flat.index_copy_(0, place, values.clamp_min(0.0) / repetition + values.clamp_max(0.0) * repetition)
 
 
 def mask_table(device: torch.device) -> torch.Tensor:
@@ -158,8 +157,13 @@ def apply_mask_(logits: torch.Tensor, mask_words: torch.Tensor, table: torch.Ten
         mask_words: [R, Vs/32] int32, bit t % 32 of word t // 32 = 1 allows id t of the slice.
         table: From ``mask_table``, on the same device.
     """
-    mask_bytes = mask_words.contiguous().view(torch.uint8).view(-1).to(torch.int32)
-    logits += table.index_select(0, mask_bytes).view(logits.shape)
+    mask_bytes = mask_words.contiguous().view(torch.uint8).view(-1)
+    if logits.device.type == "cpu":
+        # numpy looks up in half the time.
+        change = torch.from_numpy(table.numpy().take(mask_bytes.numpy(), axis=0, mode="clip"))
+    else:
+        change = table.index_select(0, mask_bytes.to(torch.int32))
+    logits += change.view(logits.shape)
 
 
 def allows_other_ids(
@@ -178,13 +182,20 @@ def allows_other_ids(
     bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
     allowed = bits.view(len(rows), -1)
     allowed[:, valid_size:] = 0
-    _, _, place = _inside(banned.ids[rows], slice_start, allowed.shape[1])
+    _, place = _inside(banned.ids[rows], slice_start, allowed.shape[1])
     allowed.view(-1)[place] = 0
     return allowed.any(dim=1)
 
 
-def _inside(ids: torch.Tensor, slice_start: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns row and entry of the ids that are in the slice, and their places in the flattened logits."""
+def _inside(
+    ids: torch.Tensor, slice_start: int, width: int, active: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns which of the flattened ids are in the slice, and their places in the flattened logits: [n] int64 each."""
     columns = ids - slice_start
-    row, entry = ((ids >= 0) & (columns >= 0) & (columns < width)).nonzero(as_tuple=True)
-    return row, entry, row * width + columns[row, entry]
+    # What fills up is negative.
+    inside = (columns >= 0) & (columns < width)
+    if active is not None:
+        inside &= active.unsqueeze(1)
+    entry = true_places(inside.view(-1))
+    columns += torch.arange(len(ids), device=ids.device).unsqueeze(1) * width
+    return entry, columns.view(-1).index_select(0, entry)

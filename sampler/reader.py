@@ -9,6 +9,7 @@ import torch
 from sampler.adjust import allows_other_ids, apply_mask_, mask_table
 from sampler.batch import SamplingBatchInfo
 from sampler.exchange import NON_FINITE, SliceFacts
+from sampler.greedy import masked_largest
 from sampler.group import SliceGroup
 from sampler.slices import SliceShape, block_masses, first_largest, group_maxima, largest_values
 
@@ -80,10 +81,12 @@ class SliceReader:
         inverse_temperature = (1.0 / batch.temperature).to(torch.float32)
         block_maxima = logits.new_empty((rows, shape.blocks))
         self._adjust_(logits, batch, bans)
+        # Whoever wants to know more than the largest value reads the logits after the mask.
+        lazy = flags.all_greedy and not flags.logprob_rows and not flags.support_rows
         step = max(1, _TILE_ELEMENTS // shape.width) if logits.device.type == "cpu" else max(rows, 1)
         for first in range(0, rows, step):
             tile = slice(first, min(first + step, rows))
-            if mask_words is not None:
+            if mask_words is not None and not lazy:
                 apply_mask_(logits[tile], mask_words[tile], self._mask_table(logits.device))
             groups[tile] = group_maxima(logits[tile])
             block_maxima[tile] = groups[tile].view(-1, shape.blocks, shape.block_length // 32).amax(dim=-1)
@@ -93,6 +96,11 @@ class SliceReader:
         for table, neutral in ((groups, _NONE), (block_maxima, _NONE), (masses, 0.0)):
             if table is not None:
                 table.masked_fill_(bad.unsqueeze(1), neutral)
+        if lazy and mask_words is not None:
+            maxima, largest = self._largest_allowed_(logits, groups, block_maxima, mask_words)
+            return groups, SliceFacts(
+                maxima, largest + shape.start, bad.to(torch.int32) * NON_FINITE, None, None, None, None
+            )
         largest = first_largest(logits, block_maxima) if flags.any_greedy else torch.zeros_like(batch.seeds)
         values, ids = None, None
         if flags.any_truncated:
@@ -110,6 +118,30 @@ class SliceReader:
             ids,
         )
         return groups, facts
+
+    def _largest_allowed_(
+        self, logits: torch.Tensor, groups: torch.Tensor, block_maxima: torch.Tensor, mask_words: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns each row's largest allowed value and its smallest column: [B] float32 and int64.
+
+        Rows in which that is not plain get their mask applied.
+
+        Args:
+            logits: [B, Vs] float32, the mask not applied.
+            groups: [B, Vs/32] float32, the largest value of each run of 32 ids; −inf throughout for a bad row.
+            block_maxima: [B, nb] float32, likewise of each block.
+            mask_words: [B, Vs/32] int32.
+        """
+        table = self._mask_table(logits.device)
+        found = masked_largest(logits, groups, mask_words, table)
+        maxima, columns = found.maxima, found.columns
+        for row in (~found.proven).nonzero().squeeze(1).tolist():
+            one = slice(row, row + 1)
+            apply_mask_(logits[one], mask_words[one], table)
+            allowed = logits[one].view(1, self._shape.blocks, -1).amax(dim=-1)
+            maxima[one], columns[one] = allowed.amax(dim=1), first_largest(logits[one], allowed)
+        bad = block_maxima.amax(dim=1) == _NONE
+        return maxima.masked_fill(bad, _NONE), columns.masked_fill(bad, 0)
 
     def _adjust_(self, logits: torch.Tensor, batch: SamplingBatchInfo, bans: torch.Tensor | None) -> None:
         """Applies everything that changes logits but the mask, which comes last, in the one order there is."""

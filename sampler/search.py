@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sampler.group import SliceGroup
-from sampler.slices import GROUP_LENGTH, SliceShape
+from sampler.slices import GROUP_LENGTH, SliceShape, true_places
 from sampler.support import strictly_greater
 
 _BINS = 64
@@ -264,9 +264,9 @@ def _take(
     held = []
     # Row by row, so that a row stays in the cache.
     for index, (row, floor) in enumerate(zip(rows.tolist(), floors.clamp_min(_LOWEST).tolist(), strict=True)):
-        runs = _true_places(groups[row] >= floor)
+        runs = true_places(groups[row] >= floor)
         members = logits[row].view(-1, GROUP_LENGTH).index_select(0, runs).view(-1)
-        places = _true_places(members >= floor)
+        places = true_places(members >= floor)
         values = members.index_select(0, places)
         ordered = _ascending(values)
         # Integers: the sums are exact.
@@ -274,14 +274,6 @@ def _take(
         mass_before = torch.nn.functional.pad(weights.cumsum(dim=0), (1, 0))
         held.append(HeldRow(runs, places, values, ordered, mass_before))
     return held
-
-
-def _true_places(flags: torch.Tensor) -> torch.Tensor:
-    """Returns the indices of the true ones of [n] bool, ascending."""
-    if flags.device.type != "cpu":
-        return flags.nonzero().squeeze(1)
-    # numpy is faster at this on a CPU.
-    return torch.from_numpy(np.flatnonzero(flags.numpy()))
 
 
 def _ascending(values: torch.Tensor) -> torch.Tensor:
