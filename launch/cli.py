@@ -10,6 +10,7 @@ import msgspec
 import typer
 from typer.exceptions import TyperException
 
+from launch import cli_types as types
 from launch.default_model import default_model
 from launch.options import (
     Command,
@@ -29,18 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-
-_ENGINE = "Engine"
-_NODES = "Nodes (passed on to torchrun)"
-_SAMPLING = "Defaults for requests that do not say"
-_GRAMMAR = "Grammar (at most one; for requests that have none)"
-
-Model = Annotated[
-    Path | None,
-    typer.Option(help="Hugging Face folder or GGUF file.", show_default="SmolLM2", rich_help_panel=_ENGINE),
-]
-Tp = Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a stage.", rich_help_panel=_ENGINE)]
-Pp = Annotated[int, typer.Option(min=1, help="Pipeline stages.", rich_help_panel=_ENGINE)]
 
 
 class UsageError(ValueError):
@@ -64,102 +53,48 @@ def parse_command(argv: list[str]) -> Command | int:
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --input.", show_default=False)] = None,
     *,
-    input_file: Annotated[
-        str | None, typer.Option("--input", help="JSONL file, one request a line; - reads stdin.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout")] = None,
+    input_file: types.Input = None,
+    output: types.Output = None,
     output_format: Annotated[
         Literal["auto", "text", "jsonl"],
         typer.Option("--format", help="auto = text for prompts from the command line, else jsonl."),
     ] = "auto",
     chat: Annotated[bool, typer.Option("--chat", help="Prompts from the command line are user messages.")] = False,
-    model: Model = None,
-    tp: Tp = 1,
-    pp: Pp = 1,
-    pp_layers: Annotated[
-        str | None,
-        typer.Option(help="Layers of each stage, as 8,7.", show_default="balanced", rich_help_panel=_ENGINE),
-    ] = None,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="auto = the checkpoint's own.", rich_help_panel=_ENGINE),
-    ] = "auto",
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(rich_help_panel=_ENGINE)] = "auto",
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Prompt and output together, in tokens.", show_default="the model's", rich_help_panel=_ENGINE
-        ),
-    ] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that run at once.", rich_help_panel=_ENGINE)] = 64,
-    max_batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of one step; longer prompts run in chunks.", rich_help_panel=_ENGINE)
-    ] = 2048,
-    kv_cache_bytes: Annotated[int, typer.Option(min=1, help="KV cache of one rank.", rich_help_panel=_ENGINE)] = 2
-    << 30,
-    group_timeout: Annotated[
-        float,
-        typer.Option(min=1, help="Seconds until a collective or message fails.", rich_help_panel=_ENGINE),
-    ] = 30.0,
-    start_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds until all ranks must be up.", rich_help_panel=_ENGINE)
-    ] = 120.0,
-    grammar_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds a grammar may take to compile.", rich_help_panel=_ENGINE)
-    ] = 10.0,
-    threads_per_rank: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="CPU threads of a rank.", show_default="cores ÷ ranks of the node", rich_help_panel=_ENGINE
-        ),
-    ] = None,
-    nnodes: Annotated[
-        int, typer.Option(min=1, help="Nodes; run the same command on each.", rich_help_panel=_NODES)
-    ] = 1,
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="This node, for --rdzv-backend static.", rich_help_panel=_NODES)
-    ] = None,
-    rdzv_endpoint: Annotated[
-        str | None, typer.Option(help="host:port where the nodes meet.", rich_help_panel=_NODES)
-    ] = None,
-    rdzv_backend: Annotated[Literal["c10d", "static"], typer.Option(rich_help_panel=_NODES)] = "c10d",
-    rdzv_id: Annotated[str | None, typer.Option(help="The job's name.", rich_help_panel=_NODES)] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens to generate at most.",
-            show_default="256, or what the context leaves",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(show_default="1", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[float | None, typer.Option(show_default="1", rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option(show_default="off", rich_help_panel=_SAMPLING)] = None,
-    min_p: Annotated[float | None, typer.Option(show_default="0", rich_help_panel=_SAMPLING)] = None,
-    seed: Annotated[int | None, typer.Option(show_default="random", rich_help_panel=_SAMPLING)] = None,
-    # Not --n: torchrun would take it for an abbreviation of its own --nnodes.
-    n: Annotated[
-        int | None, typer.Option("-n", "--num-choices", help="Choices.", show_default="1", rich_help_panel=_SAMPLING)
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="Stop string; may be given again.", show_default=False, rich_help_panel=_SAMPLING),
-    ] = None,
-    json_schema: Annotated[
-        str | None, typer.Option(help="JSON Schema, or a file that holds one.", rich_help_panel=_GRAMMAR)
-    ] = None,
-    json_object: Annotated[
-        bool, typer.Option("--json-object", help="Any JSON object.", rich_help_panel=_GRAMMAR)
-    ] = False,
-    regex: Annotated[
-        str | None, typer.Option(help="Regular expression for the whole output.", rich_help_panel=_GRAMMAR)
-    ] = None,
-    ebnf: Annotated[
-        Path | None, typer.Option(help="File with a GBNF grammar whose root is 'root'.", rich_help_panel=_GRAMMAR)
-    ] = None,
-    choice: Annotated[
-        str | None, typer.Option(help="Comma-separated list of outputs.", rich_help_panel=_GRAMMAR)
-    ] = None,
+    model: types.Model = None,
+    tp: types.Tp = 1,
+    pp: types.Pp = 1,
+    pp_layers: types.PpLayers = None,
+    dtype: types.Dtype = "auto",
+    device: types.Device = "auto",
+    max_model_len: types.MaxModelLen = None,
+    max_num_seqs: types.MaxNumSeqs = 64,
+    max_batch_tokens: types.MaxBatchTokens = 2048,
+    kv_cache_bytes: types.KvCacheBytes = 2 << 30,
+    group_timeout: types.GroupTimeout = 30.0,
+    start_timeout: types.StartTimeout = 120.0,
+    grammar_timeout: types.GrammarTimeout = 10.0,
+    threads_per_rank: types.ThreadsPerRank = None,
+    logit_processors: types.LogitProcessors = None,
+    audit: types.Audit = False,
+    nnodes: types.Nnodes = 1,
+    node_rank: types.NodeRank = None,
+    rdzv_endpoint: types.RdzvEndpoint = None,
+    rdzv_backend: types.RdzvBackend = "c10d",
+    rdzv_id: types.RdzvId = None,
+    max_tokens: types.MaxTokens = None,
+    temperature: types.Temperature = None,
+    top_p: types.TopP = None,
+    top_k: types.TopK = None,
+    min_p: types.MinP = None,
+    seed: types.Seed = None,
+    n: types.NumChoices = None,
+    stop: types.Stop = None,
+    logprobs: types.Logprobs = None,
+    json_schema: types.JsonSchema = None,
+    json_object: types.JsonObject = False,
+    regex: types.Regex = None,
+    ebnf: types.Ebnf = None,
+    choice: types.Choice = None,
 ) -> Command:
     """Generates for prompts from the command line, a JSONL file or stdin.
 
@@ -175,6 +110,7 @@ def generate(
         "seed": seed,
         "n": n,
         "stop": stop or None,
+        "logprobs": logprobs,
     }
     grammars = {
         "json_schema": None if json_schema is None else _schema(json_schema),
@@ -185,9 +121,6 @@ def generate(
     }
     if bool(prompts) == (input_file is not None):
         raise UsageError("give prompts, or --input FILE (- for stdin), but not both")
-    for name, value in (("group", group_timeout), ("start", start_timeout), ("grammar", grammar_timeout)):
-        if not math.isfinite(value):
-            raise UsageError(f"--{name}-timeout is {value}: a finite number of seconds is needed")
     engine = EngineOptions(
         model=model if model is not None else default_model(),
         tp=tp,
@@ -199,10 +132,12 @@ def generate(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
         kv_cache_bytes=kv_cache_bytes,
-        group_timeout_s=group_timeout,
-        start_timeout_s=start_timeout,
-        grammar_timeout_s=grammar_timeout,
+        group_timeout_s=_seconds("--group-timeout", group_timeout),
+        start_timeout_s=_seconds("--start-timeout", start_timeout),
+        grammar_timeout_s=_seconds("--grammar-timeout", grammar_timeout),
         threads_per_rank=threads_per_rank,
+        logit_processors=tuple(logit_processors or ()),
+        audit=audit,
     )
     return GenerateCommand(
         engine=engine,
@@ -220,6 +155,51 @@ def generate(
         output_format=output_format,
         chat=chat,
         defaults={name: value for name, value in (sampling | grammars).items() if value is not None},
+    )
+
+
+@app.command()
+def score(
+    input_file: types.Input = None,
+    *,
+    output: types.Output = None,
+    top: Annotated[int, typer.Option(min=0, max=20, help="Report this many of the likeliest ids too.")] = 0,
+    model: types.Model = None,
+    tp: types.Tp = 1,
+    pp: types.Pp = 1,
+    pp_layers: types.PpLayers = None,
+    dtype: types.Dtype = "auto",
+    device: types.Device = "auto",
+    max_model_len: types.MaxModelLen = None,
+    max_num_seqs: types.MaxNumSeqs = 64,
+    max_batch_tokens: types.MaxBatchTokens = 2048,
+    kv_cache_bytes: types.KvCacheBytes = 2 << 30,
+    threads_per_rank: types.ThreadsPerRank = None,
+) -> Command:
+    """Tells the logprob of every token of given texts or ids, as the model would have drawn them; generates nothing."""
+    if input_file is None:
+        raise UsageError("give --input FILE (- for stdin): one prompt, prompt_token_ids or messages a line")
+    engine = EngineOptions(
+        model=model if model is not None else default_model(),
+        tp=tp,
+        pp=pp,
+        pp_layers=None if pp_layers is None else _counts(pp_layers),
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+        kv_cache_bytes=kv_cache_bytes,
+        threads_per_rank=threads_per_rank,
+    )
+    return GenerateCommand(
+        engine=engine,
+        nodes=NodeOptions(),
+        input_file=input_file,
+        output_file=output,
+        output_format="jsonl",
+        score=True,
+        defaults={"prompt_logprobs": top},
     )
 
 
@@ -247,9 +227,9 @@ def sample(
 
 @app.command()
 def doctor(
-    model: Model = None,
-    tp: Tp = 1,
-    pp: Pp = 1,
+    model: types.Model = None,
+    tp: types.Tp = 1,
+    pp: types.Pp = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> Command:
     """Says what this machine has, and what would fail; exits with 2 when something would."""
@@ -280,6 +260,12 @@ def _nodes(
         rdzv_backend=rdzv_backend,
         rdzv_id=rdzv_id,
     )
+
+
+def _seconds(option: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise UsageError(f"{option} is {value}: a finite number of seconds is needed")
+    return value
 
 
 def _counts(text: str) -> tuple[int, ...]:

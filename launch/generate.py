@@ -30,9 +30,11 @@ from runtime.messages import (
     ErrorInfo,
     Finished,
     FinishReason,
+    PromptInfo,
     Rejected,
     Submit,
     TokenDelta,
+    TokenInfo,
     Usage,
 )
 from runtime.model_config import check_parallel
@@ -41,15 +43,20 @@ _POLL_S = 0.1
 _OUTSTANDING_REQUESTS = 512
 
 
-class ResultRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of JSONL output: a choice of a request, or why the request failed."""
+class ResultRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of JSONL output: a choice of a request, or why the request failed.
+
+    ``logprobs`` has an entry for each token, ``prompt_logprobs`` one for each of the prompt; the first of these is
+    null, since nothing comes before it.
+    """
 
     id: Any
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: list[TokenInfo] | None
+    prompt_logprobs: list[TokenInfo | None] | None = None
     usage: Usage | None
     error: ErrorInfo | None
 
@@ -60,6 +67,7 @@ class _Choice:
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenInfo] = field(default_factory=list)
     finished: Finished | None = None
 
 
@@ -70,6 +78,7 @@ class _Pending:
     request: InputRequest
     error: ErrorInfo | None = None
     choices: list[_Choice] = field(default_factory=list)
+    prompt: list[TokenInfo | None] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -85,6 +94,7 @@ class _Pending:
                 text="",
                 token_ids=[],
                 finish_reason="error",
+                logprobs=None,
                 usage=None,
                 error=self.error,
             )
@@ -96,6 +106,8 @@ class _Pending:
                     text="".join(choice.text),
                     token_ids=choice.token_ids,
                     finish_reason=choice.finished.finish_reason,
+                    logprobs=choice.logprobs or None,
+                    prompt_logprobs=[None, *self.prompt] if self.prompt and not index else None,
                     usage=choice.finished.usage,
                     error=choice.finished.error,
                 )
@@ -149,6 +161,7 @@ class _Batch:
         self._progress = progress
         self._task = task
         self._as_text = _is_text(command)
+        self._score = command.score
         self._several = len(command.prompts) > 1
         self._requests = enumerate(read_requests(command))
         self._pending: dict[int, _Pending] = {}
@@ -178,7 +191,7 @@ class _Batch:
         for request_id, request in taken:
             self._order.append(request_id)
             self._pending[request_id] = _Pending(request, request.error)
-        batch = [Submit(number, request.body) for number, request in taken if request.body is not None]
+        batch = [Submit(number, request.body, self._score) for number, request in taken if request.body is not None]
         if batch:
             self._engine.socket.send(batch)
         return len(taken) == room
@@ -193,7 +206,10 @@ class _Batch:
                 choice = self._pending[message.request_id].choices[message.index]
                 choice.text.append(message.text)
                 choice.token_ids += message.token_ids
+                choice.logprobs += message.logprobs
                 self._totals.tokens += len(message.token_ids)
+            case PromptInfo():
+                self._pending[message.request_id].prompt += message.tokens
             case Finished():
                 self._pending[message.request_id].choices[message.index].finished = message
             case EngineReady():

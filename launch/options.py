@@ -45,6 +45,8 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         max_batch_tokens: Tokens of one step.
         kv_cache_bytes: KV cache of one rank.
         grammar_timeout_s: How long a grammar may take to compile.
+        logit_processors: ``module:name`` of processors that requests may name, beside the installed ones.
+        audit: Whether last-stage ranks check each other's draws.
     """
 
     model: Path
@@ -55,6 +57,8 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     max_batch_tokens: int = 2048
     kv_cache_bytes: int = 2 << 30
     grammar_timeout_s: float = 10.0
+    logit_processors: tuple[str, ...] = ()
+    audit: bool = False
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +80,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """``lockstep generate``.
+    """``lockstep generate`` and ``lockstep score``.
 
     Args:
         engine: The engine.
@@ -86,6 +90,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, kw_only=True):
         output_file: Where to write; None = stdout.
         output_format: ``jsonl``, ``text`` or ``auto``.
         chat: Whether prompts from the command line are user messages.
+        score: Whether to generate nothing and report the logprobs of the given tokens.
         defaults: Request fields for requests that lack them.
     """
 
@@ -96,6 +101,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, kw_only=True):
     output_file: Path | None = None
     output_format: Literal["auto", "text", "jsonl"] = "auto"
     chat: bool = False
+    score: bool = False
     defaults: dict[str, Any] = {}
 
 

@@ -20,7 +20,7 @@ from launch.run_folder import RunFolder
 from launch.start_barrier import meet
 from pp.link import Tag
 from pp.partition import layer_ranges
-from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, kv_bytes_per_token
+from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, kv_bytes_per_token, load_audit_heads
 from runtime.checkpoint import open_checkpoint
 from runtime.client_socket import LeaderSocket
 from runtime.engine import RankEngine
@@ -32,6 +32,7 @@ from runtime.request_builder import RequestBuilder, RequestLimits
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader, resolve_dtype
+from sampler.processors import load_processors
 
 _MAX_BEAT_S = 1.0
 _GRAMMAR_WAIT_S = 0.01
@@ -90,21 +91,27 @@ class Rank:
         kv_cache_tokens = options.kv_cache_bytes // kv_bytes_per_token(config, layers, options.tp, dtype)
         tokenizer = Tokenizer.load(options.model) if groups.link.is_first else None
         facts = _share_facts(groups, tokenizer, config.eos_token_ids)
+        processors = load_processors(options.logit_processors)
         first_stage, leader = None, None
         if tokenizer is not None:
             limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens, _DEFAULT_MAX_TOKENS)
-            leader = self._leader(tokenizer, limits) if self._environment.rank == 0 else None
+            builder = RequestBuilder(tokenizer, limits, processors)
+            leader = self._leader(tokenizer, builder) if self._environment.rank == 0 else None
             vocabulary = grammar_vocabulary(tokenizer, config, facts.eos_token_ids)
             wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
             first_stage = FirstStagePart(vocabulary, ThreadedGrammarCompiler(vocabulary, on_finished=wake))
+        reader = WeightReader(checkpoint)
         stage = DecoderStage(
             config,
-            WeightReader(checkpoint),
+            reader,
             layers[groups.link.stage],
             groups.tensor_parallel,
             dtype=dtype,
             device=device,
         )
+        audit_heads = None
+        if options.audit and groups.link.is_last:
+            audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel)
         scheduler = Scheduler(
             SchedulerLimits(
                 max_num_seqs=options.max_num_seqs,
@@ -123,11 +130,13 @@ class Rank:
             in_flight_steps=options.pp,
             first_stage=first_stage,
             leader=leader,
+            processors=processors,
+            audit_heads=audit_heads,
         )
         dtype_name = str(dtype).removeprefix("torch.")
         return engine, EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len)
 
-    def _leader(self, tokenizer: Tokenizer, limits: RequestLimits) -> Leader:
+    def _leader(self, tokenizer: Tokenizer, builder: RequestBuilder) -> Leader:
         options = self._options
         endpoint = self._front_endpoint()
         self._socket = LeaderSocket(endpoint)
@@ -136,7 +145,7 @@ class Rank:
             grammar_wait_s=_GRAMMAR_WAIT_S,
             grammar_timeout_s=options.grammar_timeout_s,
         )
-        return Leader(self._socket, RequestBuilder(tokenizer, limits), tokenizer, clock, self._front_is_alive)
+        return Leader(self._socket, builder, tokenizer, clock, self._front_is_alive)
 
     def _front_endpoint(self) -> str:
         """Returns where the front side is bound; starts it when torchrun, not the front side, started this rank."""

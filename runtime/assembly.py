@@ -12,18 +12,21 @@ from grammar_sync.manager import GrammarManager
 from grammar_sync.masks import MaskExchange
 from grammar_sync.vocabulary import GrammarVocabulary
 from pp.link import StageLink
+from runtime.audit import Auditor
 from runtime.engine import EngineParts, OutputSink, RankEngine, SilentSink
 from runtime.grammar_role import FirstStageGrammars, GrammarRole, LaterStageGrammars
 from runtime.intake import ActionSource, Intake
-from runtime.model import DecoderStage
+from runtime.model import DecoderStage, load_head
 from runtime.model_config import ModelConfig
 from runtime.reports import ReportExchange
 from runtime.sampling import SamplingPart
 from runtime.scheduler import Scheduler
 from runtime.token_share import TokenShare
 from runtime.tokenizer import Tokenizer
+from runtime.weights import WeightReader
 from sampler.processors import ProcessorRegistry
 from sampler.sampler import Sampler
+from tp.embedding import ParallelLMHead
 from tp.group import TensorParallelGroup
 from tp.partition import VocabularyBlocks, attention_slice
 
@@ -78,6 +81,13 @@ def kv_bytes_per_token(config: ModelConfig, layers: list[range], tp_size: int, d
     return 2 * max(len(stage) for stage in layers) * heads * config.head_dim * dtype.itemsize
 
 
+def load_audit_heads(stage: DecoderStage, reader: WeightReader, group: TensorParallelGroup) -> list[ParallelLMHead]:
+    """Returns the LM heads of all slices of a last-stage rank's vocabulary."""
+    blocks = VocabularyBlocks(stage.config.vocab_size)
+    pieces = [blocks.slice_of(rank, group.size) for rank in range(group.size)]
+    return [load_head(stage.config, reader, piece, dtype=stage.dtype, device=stage.device) for piece in pieces]
+
+
 def build_engine(
     *,
     group: TensorParallelGroup,
@@ -89,6 +99,7 @@ def build_engine(
     first_stage: FirstStagePart | None = None,
     leader: LeaderPart | None = None,
     processors: ProcessorRegistry | None = None,
+    audit_heads: list[ParallelLMHead] | None = None,
 ) -> RankEngine:
     """Returns this rank's engine.
 
@@ -102,6 +113,7 @@ def build_engine(
         first_stage: Given to first-stage ranks.
         leader: Given to global rank 0.
         processors: The logit processors that requests may name.
+        audit_heads: The LM heads of all slices, given to the ranks of the last stage when they audit each other.
     """
     blocks = VocabularyBlocks(stage.config.vocab_size)
     masks = MaskExchange(link, blocks.slice_of(group.rank, group.size).words)
@@ -127,6 +139,7 @@ def build_engine(
             eos_token_ids=frozenset(eos_token_ids),
             in_flight_steps=in_flight_steps,
             device=stage.device,
+            auditor=None if audit_heads is None else Auditor(stage.config, audit_heads, group, processors),
         )
     parts = EngineParts(
         group=group,

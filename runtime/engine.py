@@ -206,11 +206,13 @@ class RankEngine:
             link.send_tensor(output, link.stage + 1, Tag.HIDDEN)
             return _Flight(plan, None, None)
         sequences = [parts.scheduler[row.sequence_id] for row in plan.rows]
-        sampled = parts.sampling.sample(plan, sequences, output)
+        sampled = parts.sampling.sample(plan, sequences, parts.stage.logits(output), output)
         parts.reports.send(plan, sampled.report)
         if not plan.sampling_rows:
             return _Flight(plan, _NO_ROWS, sampled.report)
-        return _Flight(plan, parts.tokens.publish(plan, sampled.token_ids, sampled.statuses), sampled.report)
+        shared = parts.tokens.publish(plan, sampled.token_ids, sampled.statuses)
+        parts.sampling.audit(plan, sampled, shared.token_ids)
+        return _Flight(plan, shared, sampled.report)
 
     def _must_commit(self, plan: StepPlan, *, goes_on: bool) -> bool:
         return bool(self._in_flight) and (len(self._in_flight) == self._depth or not plan.rows or not goes_on)

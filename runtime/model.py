@@ -14,7 +14,7 @@ from runtime.rope import RotaryEmbedding
 from runtime.weights import WeightReader
 from tp.embedding import ParallelLMHead, VocabularyParallelEmbedding
 from tp.group import TensorParallelGroup
-from tp.partition import VocabularyBlocks, attention_slice
+from tp.partition import VocabularyBlocks, VocabularySlice, attention_slice
 
 
 class DecoderStage:
@@ -62,11 +62,9 @@ class DecoderStage:
         if layers.stop == config.num_layers:
             self._final_norm = RMSNorm(reader.read(FINAL_NORM).to(device=device, dtype=dtype), config.rms_norm_eps)
             if config.tie_word_embeddings and self._embedding is not None:
-                weight = self._embedding.weight
+                self._head = ParallelLMHead(self._embedding.weight, self.vocabulary)
             else:
-                name = EMBEDDING if config.tie_word_embeddings else LM_HEAD
-                weight = reader.read(name, rows).to(device=device, dtype=dtype)
-            self._head = ParallelLMHead(weight, self.vocabulary)
+                self._head = load_head(config, reader, self.vocabulary, dtype=dtype, device=device)
 
     def new_cache(self) -> SequenceKVCache:
         """Returns an empty KV cache for this stage's layers and this rank's KV heads."""
@@ -83,8 +81,7 @@ class DecoderStage:
             cache: This stage's KV cache, which has room for every sequence of the batch.
 
         Returns:
-            [T, D] in the model's dtype, or on the last stage the logits of this rank's vocabulary slice,
-            float32 [S, vocabulary.size] with −inf in padding columns.
+            [T, D] in the model's dtype; on the last stage [S, D], what ``logits`` takes.
 
         Raises:
             CollectiveError: A sum over the group failed.
@@ -99,6 +96,26 @@ class DecoderStage:
         step = StepContext(batch.spans, cos, sin, seen, cache)
         for layer in self._layers:
             hidden = layer(hidden, step)
-        if self._final_norm is None or self._head is None:
-            return hidden
-        return self._head(self._final_norm(hidden[batch.sample_rows]))
+        return hidden if self._final_norm is None else self._final_norm(hidden[batch.sample_rows])
+
+    @torch.no_grad()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of this rank's vocabulary slice: fresh float32 [S, vocabulary.size], padding −inf.
+
+        Last stage only; no collective.
+
+        Args:
+            rows: [S, D] from ``forward``.
+        """
+        if self._head is None:
+            raise RuntimeError("only the last stage has an LM head")
+        return self._head(rows)
+
+
+def load_head(
+    config: ModelConfig, reader: WeightReader, piece: VocabularySlice, *, dtype: torch.dtype, device: torch.device
+) -> ParallelLMHead:
+    """Returns the LM head of one vocabulary slice."""
+    name = EMBEDDING if config.tie_word_embeddings else LM_HEAD
+    weight = reader.read(name, range(piece.start, piece.valid_stop))
+    return ParallelLMHead(weight.to(device=device, dtype=dtype), piece)

@@ -125,6 +125,8 @@ class RequestBuilder:
                 max_model_len=self._limits.max_model_len,
             )
             self._processors.check(params.logit_processors)
+            if score and (grammar is not None or params.n != 1 or params.logprobs is not None):
+                raise RequestError("a score takes neither a grammar nor n nor logprobs: it generates nothing", None)
         except GrammarError as error:
             raise RequestError(str(error), error.param, "grammar_error") from error
         except SamplingParamsError as error:

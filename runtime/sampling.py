@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from grammar_sync.masks import MaskExchange
+from runtime.audit import Auditor
 from runtime.plan import PlanRow, StepPlan, logit_rows
 from runtime.reports import StepReport, TokenReport, prompt_reports, token_reports
 from runtime.sequence import Sequence
@@ -29,11 +30,13 @@ class SampledStep(NamedTuple):
         token_ids: [B] int64, the id of each sampling row.
         statuses: [B] int64, of each sampling row; see ``row_status``.
         report: What rows asked to know; None when none did.
+        audited: [B] int64, what this rank draws by itself; None without an audit.
     """
 
     token_ids: torch.Tensor
     statuses: torch.Tensor
     report: StepReport | None
+    audited: torch.Tensor | None
 
 
 def row_status(status: int) -> tuple[RowReason, int]:
@@ -62,6 +65,7 @@ class SamplingPart:
         eos_token_ids: What ends an output; banned while ``min_tokens`` is not reached.
         in_flight_steps: How many batches alternate: one per step in flight.
         device: This rank's device.
+        auditor: Checks the draws; None without an audit.
     """
 
     def __init__(
@@ -72,20 +76,29 @@ class SamplingPart:
         eos_token_ids: frozenset[int],
         in_flight_steps: int,
         device: torch.device,
+        auditor: Auditor | None = None,
     ) -> None:
+        self._auditor = auditor
         self._sampler = sampler
         self._masks = masks
         self._eos_token_ids = eos_token_ids
         self._device = device
         self._slots: list[_Assembled | None] = [None] * in_flight_steps
 
-    def sample(self, plan: StepPlan, sequences: Rows[Sequence], logits: torch.Tensor) -> SampledStep:
+    def sample(
+        self,
+        plan: StepPlan,
+        sequences: Rows[Sequence],
+        logits: torch.Tensor,
+        hidden: torch.Tensor | None = None,
+    ) -> SampledStep:
         """Returns what comes of a plan's rows; all ranks of the stage call it.
 
         Args:
             plan: The step's plan.
             sequences: The sequence of each of its rows.
             logits: [L, Vs] float32, this rank's slice, of every token that samples or scores; overwritten.
+            hidden: [L, D], what they were computed from; needed by the audit.
         """
         sampling, sampling_at, prompts, at = [], [], {}, 0
         for index, (row, sequence) in enumerate(zip(plan.rows, sequences, strict=True)):
@@ -98,16 +111,30 @@ class SamplingPart:
             at = stop
         if not sampling:
             none = torch.empty(0, dtype=torch.int64)
-            return SampledStep(none, none, StepReport({}, prompts) if prompts else None)
+            return SampledStep(none, none, StepReport({}, prompts) if prompts else None, None)
+        drawn_rows = torch.tensor(sampling_at, device=logits.device)
         if len(sampling_at) < at:
-            logits = logits[torch.tensor(sampling_at, device=logits.device)]
+            logits = logits[drawn_rows]
         mask_words = self._mask_words(plan)
         positions = [len(sequence.output_token_ids) for sequence in sampling]
         info = self._assembled(plan.step % len(self._slots), sampling)
+        audited = None
+        if self._auditor is not None and hidden is not None:
+            audited = self._auditor.draw(hidden[drawn_rows], info, positions, mask_words)
         output = self._sampler.sample(logits, info, positions, mask_words)
         statuses = output.reasons | (output.fault_ranks + 1) << _REASON_BITS
         tokens = token_reports(output, [sequence.params for sequence in sampling]) if plan.has_reports else {}
-        return SampledStep(output.token_ids, statuses, StepReport(tokens, prompts) if plan.has_reports else None)
+        report = StepReport(tokens, prompts) if plan.has_reports else None
+        return SampledStep(output.token_ids, statuses, report, audited)
+
+    def audit(self, plan: StepPlan, sampled: SampledStep, agreed: list[int]) -> None:
+        """Checks the ids that the stage agreed on against what this rank drew by itself, if there is an audit.
+
+        Raises:
+            AuditError: They differ.
+        """
+        if self._auditor is not None and sampled.audited is not None:
+            self._auditor.compare(plan, sampled.audited, agreed)
 
     def _score(self, row: PlanRow, sequence: Sequence, logits: torch.Tensor) -> list[TokenReport]:
         """Returns the reports of the prompt tokens that follow the row's tokens."""

@@ -15,7 +15,7 @@ from grammar_sync.compiler import CompileOutcome, GrammarCompiler, Pending, Thre
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from launch.groups import RankGroups, build_groups, warm_up
 from pp.partition import layer_ranges
-from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary
+from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
 from runtime.batch import ForwardBatch
 from runtime.checkpoint import open_checkpoint
 from runtime.intake import Patience
@@ -29,6 +29,7 @@ from runtime.sequence import Sequence
 from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
 from sampler.params import SamplingParams
+from tp.embedding import ParallelLMHead
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Job:
     choice: int = 0
     prefill_of: int | None = None
     grammar: GrammarSpec | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     abort_at_step: int | None = None
 
 
@@ -62,6 +64,8 @@ class Case:
     kv_cache_tokens: int = 1 << 16
     rounds: int = 1
     device: str = "cpu"
+    audit: bool = False
+    noisy_rank: int = -1
     seed: int = 0
     compile_delay_s: float = 0.0
     stall_s: float = 0.0
@@ -125,6 +129,7 @@ class ScriptedLeader:
             seed=job.seed,
             grammar=job.grammar,
             prefill_of=job.prefill_of,
+            bad_words_token_ids=job.bad_words_token_ids,
         )
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
@@ -195,8 +200,14 @@ class DelayedCompiler:
         self._inner.close()
 
 
-class StallingStage(DecoderStage):
-    """A stage that sleeps once, in a random forward pass."""
+class FaultyStage(DecoderStage):
+    """A stage that sleeps once, in a random forward pass, or whose logits are noisy."""
+
+    noisy = False
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        clean = super().logits(rows)
+        return clean + 30 * torch.randn(clean.shape) if self.noisy else clean
 
     def stall_once(self, draw: random.Random, limit_s: float) -> None:
         self._stall_in = draw.randrange(6)
@@ -225,9 +236,10 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
     checkpoint = open_checkpoint(case.model)
     config = checkpoint.config
     layers = layer_ranges(config.num_layers, case.pp)[groups.link.stage]
-    stage = StallingStage(
-        config, WeightReader(checkpoint), layers, groups.tensor_parallel, dtype=torch.float32, device=device
-    )
+    reader = WeightReader(checkpoint)
+    stage = FaultyStage(config, reader, layers, groups.tensor_parallel, dtype=torch.float32, device=device)
+    stage.noisy = rank == case.noisy_rank
+    audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if case.audit else None
     tokenizers = []
     if groups.link.is_first:
         tokenizers.append(Tokenizer.load(case.model))
@@ -249,7 +261,7 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
             first_stage = FirstStagePart(vocabulary, compiler)
         scheduler = RecordingScheduler(_limits(case), eos)
         leader = ScriptedLeader(case.jobs) if rank == 0 else None
-        _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp)
+        _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp, audit_heads)
         plans.append(tuple(scheduler.planned))
         if leader is not None:
             outputs.append(tuple(leader.outputs[index] for index in range(len(case.jobs))))
@@ -275,6 +287,7 @@ def _run_once(
     first_stage: FirstStagePart | None,
     leader: ScriptedLeader | None,
     in_flight_steps: int,
+    audit_heads: list[ParallelLMHead] | None,
 ) -> None:
     engine = build_engine(
         group=groups.tensor_parallel,
@@ -285,5 +298,6 @@ def _run_once(
         in_flight_steps=in_flight_steps,
         first_stage=first_stage,
         leader=leader,
+        audit_heads=audit_heads,
     )
     engine.run()

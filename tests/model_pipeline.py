@@ -57,7 +57,7 @@ class ModelPipeline:
         for stage, cache in zip(self.stages, self.caches, strict=True):
             hidden = stage.forward(batch, hidden, cache)
         assert hidden is not None
-        return self._whole(hidden)
+        return self._whole(self.stages[-1].logits(hidden))
 
     def greedy(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         """Returns each prompt's continuation; the prompts run as one batch."""

@@ -1,0 +1,119 @@
+"""The command line's options as types, shared by the commands that have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+_ENGINE = "Engine"
+_NODES = "Nodes (passed on to torchrun)"
+_SAMPLING = "Defaults for requests that do not say"
+_GRAMMAR = "Grammar (at most one; for requests that have none)"
+
+Input = Annotated[str | None, typer.Option("--input", help="JSONL file, one request a line; - reads stdin.")]
+Output = Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout")]
+
+Model = Annotated[
+    Path | None,
+    typer.Option(help="Hugging Face folder or GGUF file.", show_default="SmolLM2", rich_help_panel=_ENGINE),
+]
+Tp = Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a stage.", rich_help_panel=_ENGINE)]
+Pp = Annotated[int, typer.Option(min=1, help="Pipeline stages.", rich_help_panel=_ENGINE)]
+PpLayers = Annotated[
+    str | None, typer.Option(help="Layers of each stage, as 8,7.", show_default="balanced", rich_help_panel=_ENGINE)
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16"],
+    typer.Option(help="auto = the checkpoint's own.", rich_help_panel=_ENGINE),
+]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option(help="auto = CUDA where there is one, else the CPU.", rich_help_panel=_ENGINE),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="Prompt and output together, in tokens.", show_default="the model's", rich_help_panel=_ENGINE
+    ),
+]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences that run at once.", rich_help_panel=_ENGINE)]
+MaxBatchTokens = Annotated[
+    int, typer.Option(min=1, help="Tokens of one step; longer prompts run in chunks.", rich_help_panel=_ENGINE)
+]
+KvCacheBytes = Annotated[int, typer.Option(min=1, help="KV cache of one rank.", rich_help_panel=_ENGINE)]
+GroupTimeout = Annotated[
+    float, typer.Option(min=1, help="Seconds until a collective or message fails.", rich_help_panel=_ENGINE)
+]
+StartTimeout = Annotated[
+    float, typer.Option(min=1, help="Seconds until all ranks must be up.", rich_help_panel=_ENGINE)
+]
+GrammarTimeout = Annotated[
+    float, typer.Option(min=0.1, help="Seconds a grammar may take to compile.", rich_help_panel=_ENGINE)
+]
+ThreadsPerRank = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="CPU threads of a rank.", show_default="cores ÷ ranks of the node", rich_help_panel=_ENGINE
+    ),
+]
+LogitProcessors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logit-processor",
+        help="module:name of a logit processor that requests may name; may be given again.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
+Audit = Annotated[
+    bool,
+    typer.Option(
+        "--audit",
+        help="Every last-stage rank also draws by itself, from logits of all slices; a difference is an error.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+
+Nnodes = Annotated[int, typer.Option(min=1, help="Nodes; run the same command on each.", rich_help_panel=_NODES)]
+NodeRank = Annotated[
+    int | None, typer.Option(min=0, help="This node, for --rdzv-backend static.", rich_help_panel=_NODES)
+]
+RdzvEndpoint = Annotated[str | None, typer.Option(help="host:port where the nodes meet.", rich_help_panel=_NODES)]
+RdzvBackend = Annotated[Literal["c10d", "static"], typer.Option(rich_help_panel=_NODES)]
+RdzvId = Annotated[str | None, typer.Option(help="The job's name.", rich_help_panel=_NODES)]
+
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens to generate at most.", show_default="256, or what the context leaves", rich_help_panel=_SAMPLING
+    ),
+]
+Temperature = Annotated[float | None, typer.Option(show_default="1", rich_help_panel=_SAMPLING)]
+TopP = Annotated[float | None, typer.Option(show_default="1", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int | None, typer.Option(show_default="off", rich_help_panel=_SAMPLING)]
+MinP = Annotated[float | None, typer.Option(show_default="0", rich_help_panel=_SAMPLING)]
+Seed = Annotated[int | None, typer.Option(show_default="random", rich_help_panel=_SAMPLING)]
+# Not --n: torchrun would take it for an abbreviation of its own --nnodes.
+NumChoices = Annotated[
+    int | None, typer.Option("-n", "--num-choices", help="Choices.", show_default="1", rich_help_panel=_SAMPLING)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="Stop string; may be given again.", show_default=False, rich_help_panel=_SAMPLING),
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(help="Report each token's logprob and this many of the likeliest.", rich_help_panel=_SAMPLING),
+]
+
+JsonSchema = Annotated[
+    str | None, typer.Option(help="JSON Schema, or a file that holds one.", rich_help_panel=_GRAMMAR)
+]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Any JSON object.", rich_help_panel=_GRAMMAR)]
+Regex = Annotated[str | None, typer.Option(help="Regular expression for the whole output.", rich_help_panel=_GRAMMAR)]
+Ebnf = Annotated[
+    Path | None, typer.Option(help="File with a GBNF grammar whose root is 'root'.", rich_help_panel=_GRAMMAR)
+]
+Choice = Annotated[str | None, typer.Option(help="Comma-separated list of outputs.", rich_help_panel=_GRAMMAR)]
