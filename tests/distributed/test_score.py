@@ -1,0 +1,144 @@
+"""``lockstep score`` and logprobs, processors and bad words of ``lockstep generate``, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import LOCKSTEP, Outcome, run
+from tiny_checkpoints import write_tiny_checkpoint
+
+from launch.exit_codes import ExitCode
+from runtime.tokenizer import Tokenizer
+
+PROCESSOR = '''
+class OnlyEven:
+    """Bans odd ids from ``first`` on."""
+
+    needs_row_values = False
+
+    def check(self, args):
+        if type(args.get("first", 0)) is not int:
+            raise ValueError(f"first is {args['first']!r}: an integer is needed")
+
+    def process(self, rows):
+        for row, args in zip(rows.logits, rows.args):
+            start = max(args.get("first", 0) - rows.slice_start, 0)
+            odd = start + (rows.slice_start + start + 1) % 2
+            row[odd::2] = float("-inf")
+'''
+REQUEST = {
+    "prompt": "One two three",
+    "temperature": 1,
+    "seed": 4,
+    "max_tokens": 10,
+    "logprobs": 2,
+    "prompt_logprobs": 1,
+}
+CALL = {"logit_processors": [{"name": "OnlyEven", "args": {"first": 0}}]}
+LINES: dict[str, dict[str, Any]] = {
+    "asked": REQUEST,
+    "plain": {name: value for name, value in REQUEST.items() if "logprobs" not in name},
+    "even": {**REQUEST, **CALL, "return_support": True},
+    "bad argument": {**REQUEST, "logit_processors": [{"name": "OnlyEven", "args": {"first": "x"}}]},
+    "no such processor": {**REQUEST, "logit_processors": [{"name": "Odd"}]},
+    "too many": {**REQUEST, "logprobs": 21},
+    "choices": {**REQUEST, "n": 2},
+    "bad words": {**REQUEST, "temperature": 0, "logprobs": None, "bad_words": ["a", "e", " the"], "max_tokens": 30},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", vocab_size=2048))
+
+
+@pytest.fixture(scope="module")
+def generated(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("processors")
+    (folder / "my_processors.py").write_text(PROCESSOR)
+    root = str(Path(__file__).resolve().parents[2])
+    lines = "\n".join(json.dumps({"id": name, **fields}) for name, fields in LINES.items())
+    outcome = run(
+        *(*LOCKSTEP, "generate", "--model", model, "--tp", "2", "--input", "-"),
+        *("--audit", "--logit-processor", "my_processors:OnlyEven"),
+        environ={"PYTHONPATH": f"{root}:{folder}"},
+        stdin=lines.encode(),
+    )
+    assert outcome.returncode == ExitCode.REQUESTS_FAILED
+    records: dict[str, list[dict[str, Any]]] = {}
+    for record in outcome.records():
+        records.setdefault(record["id"], []).append(record)
+    return records
+
+
+def test_logprobs_of_tokens_and_prompt(generated: dict[str, list[dict[str, Any]]]) -> None:
+    (asked,), (plain,) = generated["asked"], generated["plain"]
+    assert asked["token_ids"] == plain["token_ids"]
+    assert plain["logprobs"] is None
+    assert "prompt_logprobs" not in plain
+    assert [info["token_id"] for info in asked["logprobs"]] == asked["token_ids"]
+    assert len(asked["prompt_logprobs"]) == asked["usage"]["prompt_tokens"]
+    assert asked["prompt_logprobs"][0] is None
+    for info in [*asked["logprobs"], *asked["prompt_logprobs"][1:]]:
+        assert -9999 <= info["logprob"] <= 0
+        top = [one["logprob"] for one in info["top_logprobs"]]
+        assert top == sorted(top, reverse=True)
+        assert info["logprob"] <= top[0]
+
+
+def test_choices_have_their_own_logprobs_and_one_prompt(generated: dict[str, list[dict[str, Any]]]) -> None:
+    first, second = generated["choices"]
+    assert first["logprobs"] == generated["asked"][0]["logprobs"]
+    assert first["logprobs"] != second["logprobs"]
+    assert "prompt_logprobs" in first
+    assert "prompt_logprobs" not in second
+
+
+def test_processor(generated: dict[str, list[dict[str, Any]]]) -> None:
+    (even,) = generated["even"]
+    assert even["error"] is None
+    assert all(token_id % 2 == 0 for token_id in even["token_ids"])
+    for info in even["logprobs"]:
+        assert info["support"]["status"] == "OK"
+        assert info["token_id"] in info["support"]["token_ids"]
+        assert all(token_id % 2 == 0 for token_id in info["support"]["token_ids"])
+    for name, named in (("bad argument", "'x'"), ("no such processor", "Odd"), ("too many", "21")):
+        (record,) = generated[name]
+        assert named in record["error"]["message"]
+    assert generated["too many"][0]["error"]["param"] == "logprobs"
+
+
+def test_bad_words(generated: dict[str, list[dict[str, Any]]]) -> None:
+    (record,) = generated["bad words"]
+    assert record["error"] is None
+    assert len(record["token_ids"]) > 0
+
+
+def score(model: str, lines: list[dict[str, Any]], *options: str) -> Outcome:
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    return run(*LOCKSTEP, "score", "--model", model, "--input", "-", *options, stdin=stdin)
+
+
+def test_score_equals_recorded_logprobs(model: str, generated: dict[str, list[dict[str, Any]]]) -> None:
+    (asked,) = generated["asked"]
+    prompt = Tokenizer.load(Path(model)).encode(REQUEST["prompt"])
+    ids = [*prompt, *asked["token_ids"]]
+    lines = [{"prompt_token_ids": ids}, {"prompt": REQUEST["prompt"]}, {"prompt": "x", "n": 2}, {"prompt": ""}]
+    outcome = score(model, lines, "--tp", "2", "--top", "3")
+    assert outcome.returncode == ExitCode.REQUESTS_FAILED
+    scored, text, several, empty = outcome.records()
+    assert several["error"]["code"] == empty["error"]["code"] == "invalid_request"
+    assert scored["token_ids"] == []
+    assert scored["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
+    told = scored["prompt_logprobs"]
+    assert [info["token_id"] for info in told[1:]] == ids[1:]
+    assert all(len(info["top_logprobs"]) == 3 for info in told[1:])
+    recorded = [*asked["prompt_logprobs"][1:], *asked["logprobs"]]
+    assert [info["logprob"] for info in told[1:]] == pytest.approx([info["logprob"] for info in recorded], abs=1e-4)
+    assert text["prompt_logprobs"][1:] == [
+        {**info, "logprob": pytest.approx(info["logprob"], abs=1e-4), "top_logprobs": other["top_logprobs"]}
+        for info, other in zip(told[1 : len(prompt)], text["prompt_logprobs"][1:], strict=True)
+    ]
