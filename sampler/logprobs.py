@@ -8,6 +8,7 @@ never with the vocabulary. A banned id has −inf.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -55,8 +56,8 @@ class RowsToRead:
 
     Attributes:
         logits: [R, Vs] float32, contiguous.
-        groups: [R, Vs/32] float32, their largest value per run of 32 ids; None = not known yet.
-        rows: [N] int64, which of them are asked for.
+        groups: [R, Vs/32] float32, their largest value per run of 32 ids; None = not known, and all rows are asked for.
+        rows: [N] int64, which of them are asked for, ascending.
         temperature: [N] float64.
         masses: [N, nb] float32, block masses that are known already; None = of no row.
         known: [N] bool, the rows whose masses are known; None = of no row.
@@ -68,6 +69,10 @@ class RowsToRead:
     temperature: torch.Tensor
     masses: torch.Tensor | None = None
     known: torch.Tensor | None = None
+
+    def unknown(self) -> RowsToRead:
+        """Returns the same rows, of which no masses are known."""
+        return RowsToRead(self.logits, self.groups, self.rows, self.temperature)
 
     def take(self, index: torch.Tensor) -> RowsToRead:
         """Returns some of the rows that are asked for."""
@@ -171,28 +176,13 @@ class SliceLogprobs:
             top_n: How many of the most likely ids are asked for.
             ids: [N, K] int64, ids whose logits are asked for.
         """
-        count, shape = len(source.rows), self._shape
-        tables = []
-        step = max(1, _TILE_ELEMENTS // shape.width) if source.logits.device.type == "cpu" else max(count, 1)
-        whole = count == len(source.logits) and torch.equal(source.rows, torch.arange(count, device=ids.device))
-        for first in range(0, count, step):
-            tile = slice(first, min(first + step, count))
-            rows = source.rows[tile]
-            logits = source.logits[tile] if whole else source.logits[rows]
-            groups = group_maxima(logits) if source.groups is None else source.groups[rows]
-            maxima = groups.view(len(rows), shape.blocks, shape.block_length // 32).amax(dim=-1)
-            parts = [*self._masses(source, tile, logits, maxima), *self._top(logits, groups, top_n)]
-            tables.append(
-                torch.cat(
-                    [
-                        *parts,
-                        self.values_at(logits, torch.arange(len(rows), device=ids.device), ids[tile]).view(torch.int32),
-                    ],
-                    dim=1,
-                )
-            )
-        width = 2 * self._blocks + 2 * top_n + ids.shape[1]
-        return torch.cat(tables) if tables else torch.empty((0, width), dtype=torch.int32, device=ids.device)
+        groups = self._groups(source) if source.groups is None else source.groups[source.rows]
+        maxima = groups.view(len(groups), self._shape.blocks, self._shape.block_length // 32).amax(dim=-1)
+        padding = (0, self._blocks - self._shape.blocks)
+        per_block = [torch.nn.functional.pad(table, padding) for table in (maxima, self._masses(source, maxima))]
+        top_ids, top_values = self._top(source, groups, top_n)
+        values = self.values_at(source.logits, source.rows, ids)
+        return torch.cat([*(table.view(torch.int32) for table in (*per_block, top_values, values)), top_ids], dim=1)
 
     def merge(self, gathered: torch.Tensor, temperature: torch.Tensor, top_n: int) -> Distributions:
         """Returns what the ranks' tables say together, the same bits at any tp_size.
@@ -207,11 +197,10 @@ class SliceLogprobs:
         masses = in_block_order(floats[:, :, blocks : 2 * blocks]).to(torch.float64)
         maxima = block_maxima.amax(dim=1)
         weights = ((block_maxima - maxima.unsqueeze(1)) / temperature.unsqueeze(1)).exp_().mul_(masses)
-        top_ids, top_values = _best(
-            gathered[:, :, 2 * blocks : 2 * blocks + top_n],
-            floats[:, :, 2 * blocks + top_n : 2 * blocks + 2 * top_n],
-        )
-        values = floats[:, :, 2 * blocks + 2 * top_n :].amax(dim=0)
+        top, rest = 2 * blocks, 2 * blocks + top_n
+        last = gathered.shape[2] - top_n
+        top_ids, top_values = _best(gathered[:, :, last:], floats[:, :, top:rest])
+        values = floats[:, :, rest:last].amax(dim=0)
         return Distributions(maxima, folded_sum(weights).log(), temperature, top_ids, top_values, values)
 
     def values_at(self, logits: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -226,41 +215,57 @@ class SliceLogprobs:
         inside = (ids >= 0) & (columns >= 0) & (columns < self._shape.width)
         return torch.where(inside, logits[rows.unsqueeze(1), torch.where(inside, columns, 0)], _NONE)
 
-    def _masses(
-        self, source: RowsToRead, tile: slice, logits: torch.Tensor, maxima: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns block maxima and block masses, as wide as the longest slice has blocks: [R, blocks] int32 each."""
-        inverse = (1.0 / source.temperature[tile]).to(torch.float32)
-        if source.masses is None or source.known is None:
-            masses = block_masses(logits, maxima, inverse)
-        else:
-            masses = source.masses[tile].clone()
-            missing = (~source.known[tile]).nonzero().squeeze(1)
-            if len(missing):
-                masses[missing] = block_masses(logits[missing], maxima[missing], inverse[missing])
-        padding = (0, self._blocks - self._shape.blocks)
-        padded = [torch.nn.functional.pad(table, padding).view(torch.int32) for table in (maxima, masses)]
-        return padded[0], padded[1]
+    def _tiles(self, source: RowsToRead) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yields runs of the rows asked for that fit the cache, with their logits: [R, Vs] float32."""
+        count, every_row = len(source.rows), len(source.rows) == len(source.logits)
+        step = max(1, _TILE_ELEMENTS // self._shape.width) if source.logits.device.type == "cpu" else max(count, 1)
+        # A batch's rows ascend: as many as there are means all of them.
+        for first in range(0, count, step):
+            tile = slice(first, min(first + step, count))
+            yield tile, source.logits[tile] if every_row else source.logits[source.rows[tile]]
 
-    def _top(self, logits: torch.Tensor, groups: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the ids of this slice's ``count`` largest values and these, best first: [R, count] int32 each."""
-        if not count:
-            empty = torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
-            return empty, empty
-        rows = torch.arange(len(logits), device=logits.device)
+    def _groups(self, source: RowsToRead) -> torch.Tensor:
+        """Returns the largest value of each run of 32 ids of the rows asked for: [N, Vs/32] float32."""
+        groups = source.logits.new_empty((len(source.rows), self._shape.width // 32))
+        for tile, logits in self._tiles(source):
+            groups[tile] = group_maxima(logits)
+        return groups
+
+    def _masses(self, source: RowsToRead, maxima: torch.Tensor) -> torch.Tensor:
+        """Returns the block masses of the rows asked for: [N, nb] float32."""
+        if source.masses is not None and source.known is not None:
+            missing = (~source.known).nonzero().squeeze(1)
+            if not len(missing):
+                return source.masses
+            masses = source.masses.clone()
+            masses[missing] = self._masses(source.take(missing).unknown(), maxima[missing])
+            return masses
+        masses = torch.empty_like(maxima)
+        inverse = (1.0 / source.temperature).to(torch.float32)
+        for tile, logits in self._tiles(source):
+            masses[tile] = block_masses(logits, maxima[tile], inverse[tile])
+        return masses
+
+    def _top(self, source: RowsToRead, groups: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the ids of this slice's ``count`` largest values and these, best first: [N, count] int32, float32."""
+        if not count or not len(groups):
+            nothing = groups.new_empty((len(groups), count))
+            return nothing.to(torch.int32), nothing
         # One more than asked for: where it equals the last one, other ids with that value may have been left out.
-        found, found_columns = largest_values(logits, groups, rows, count + 1)
+        every_group = groups if source.groups is None else source.groups
+        found, found_columns = largest_values(source.logits, every_group, source.rows, count + 1)
         columns, order = found_columns.sort(dim=1)
         values, order = found.gather(1, order).sort(dim=1, descending=True, stable=True)
         columns = columns.gather(1, order)
         tied = (values[:, count - 1] == values[:, count]).nonzero().squeeze(1).tolist()
         columns, values = columns[:, :count].contiguous(), values[:, :count].contiguous()
-        for row in tied:
-            above = int((values[row] > values[row, -1]).sum())
-            equal = self._first_equal(logits[row], groups[row], values[row, -1])[: count - above]
-            columns[row, above:] = _LAST - self._shape.start
-            columns[row, above : above + len(equal)] = equal
-        return (columns + self._shape.start).to(torch.int32), values.view(torch.int32)
+        for place in tied:
+            above = int((values[place] > values[place, -1]).sum())
+            logits = source.logits[int(source.rows[place])]
+            equal = self._first_equal(logits, groups[place], values[place, -1])[: count - above]
+            columns[place, above:] = _LAST - self._shape.start
+            columns[place, above : above + len(equal)] = equal
+        return (columns + self._shape.start).to(torch.int32), values
 
     def _first_equal(self, logits: torch.Tensor, groups: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Returns the columns of one row, padding excluded, that hold ``value``: [n] int64, ascending."""
@@ -274,6 +279,9 @@ class SliceLogprobs:
 def _best(ids: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the n best of all ranks' best, each [size, N, n] → [N, n]: int64 ids and float32 values."""
     size, rows, count = values.shape
+    if size == 1:
+        best_ids = ids[0].to(torch.int64)
+        return torch.where(best_ids == _LAST, _NO_ID, best_ids), values[0]
     every_id = ids.transpose(0, 1).reshape(rows, size * count)
     every_value = values.transpose(0, 1).reshape(rows, size * count)
     every_id, order = every_id.sort(dim=1, stable=True)
