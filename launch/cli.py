@@ -10,6 +10,7 @@ import msgspec
 import typer
 from typer.exceptions import TyperException
 
+from launch import cli_bench
 from launch import cli_types as types
 from launch.default_model import default_model
 from launch.options import (
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(cli_bench.app, name="bench")
 
 
 class UsageError(ValueError):

@@ -139,4 +139,24 @@ class SampleCommand(msgspec.Struct, frozen=True, kw_only=True):
     nan_policy: Literal["error", "sanitize"]
 
 
-Command = GenerateCommand | SampleCommand | DoctorCommand
+class BenchSamplerCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep bench sampler``.
+
+    Args:
+        ranks: The ranks that hold the vocabulary slices; one stage.
+        batch: Rows.
+        vocab: Vocabulary size.
+        cases: Names of the cases to run; all when empty.
+        repeats: Repeats of each contestant.
+        json_file: Where to write every figure; None = nowhere.
+    """
+
+    ranks: RankOptions
+    batch: int
+    vocab: int
+    cases: tuple[str, ...]
+    repeats: int
+    json_file: Path | None
+
+
+Command = GenerateCommand | SampleCommand | DoctorCommand | BenchSamplerCommand

@@ -8,11 +8,12 @@ import signal
 import sys
 
 from grammar_sync.vocabulary import VocabularyError
+from launch.bench_sampler import BenchSamplerRank
 from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
-from launch.options import GenerateCommand, SampleCommand
+from launch.options import BenchSamplerCommand, GenerateCommand, SampleCommand
 from launch.rank import Rank
 from launch.run_folder import RankReport, RunFolder
 from launch.sample_rank import SampleRank
@@ -38,14 +39,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"lockstep: {error}", file=sys.stderr)  # noqa: T201
         return ExitCode.USAGE
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
-    rank: Rank | SampleRank
+    rank: Rank | SampleRank | BenchSamplerRank
     match command:
         case GenerateCommand():
             rank = Rank(command.engine, environment, arguments)
         case SampleCommand():
             rank = SampleRank(command, environment)
+        case BenchSamplerCommand():
+            rank = BenchSamplerRank(command, environment)
         case _:
-            print("lockstep: only 'generate' and 'sample' run under torchrun", file=sys.stderr)  # noqa: T201
+            print("lockstep: only 'generate', 'sample' and 'bench' run under torchrun", file=sys.stderr)  # noqa: T201
             return ExitCode.USAGE
     try:
         return rank.run()
@@ -57,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     os._exit(code)
 
 
-def _report(rank: Rank | SampleRank, environment: RankEnvironment, error: Exception) -> ExitCode:
+def _report(rank: Rank | SampleRank | BenchSamplerRank, environment: RankEnvironment, error: Exception) -> ExitCode:
     code = _exit_code(rank, error)
     report = RankReport(
         rank=environment.rank,
@@ -79,7 +82,7 @@ def _report(rank: Rank | SampleRank, environment: RankEnvironment, error: Except
     return code
 
 
-def _exit_code(rank: Rank | SampleRank, error: Exception) -> ExitCode:
+def _exit_code(rank: Rank | SampleRank | BenchSamplerRank, error: Exception) -> ExitCode:
     if isinstance(error, (CheckpointError, TokenizerError, VocabularyError, UsageError)):
         return ExitCode.USAGE
     return ExitCode.START_FAILED if rank.phase == "start" else ExitCode.RANK_FAILED

@@ -1,0 +1,35 @@
+"""``lockstep bench``: runs the ranks of a benchmark, of which the first prints the table and writes the figures."""
+
+from __future__ import annotations
+
+from launch.cli import UsageError
+from launch.exit_codes import ExitCode
+from launch.options import BenchSamplerCommand
+from launch.rank_processes import RankProcesses
+from launch.run_folder import RunFolder
+
+
+def run_bench(command: BenchSamplerCommand, argv: list[str]) -> int:
+    """Runs the benchmark; returns the exit code.
+
+    Raises:
+        UsageError: The JSON file cannot be written.
+        RanksFailedError: A rank failed.
+    """
+    if command.json_file is not None:
+        # Now, and not after minutes.
+        try:
+            with command.json_file.open("ab"):
+                pass
+        except OSError as error:
+            raise UsageError(f"--json {command.json_file}: {error.strerror}") from error
+    folder = RunFolder.create()
+    try:
+        ranks = RankProcesses(command.ranks, argv, folder)
+        try:
+            ranks.wait_for_success()
+        finally:
+            ranks.end()
+    finally:
+        folder.remove()
+    return ExitCode.OK

@@ -1,0 +1,61 @@
+"""The command line of ``lockstep bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import BadParameter
+
+from launch.bench_cases import CASES
+from launch.options import BenchSamplerCommand, Command, RankOptions
+
+app = typer.Typer(
+    help="Measures a part of Lockstep against plain torch and the hardware's floor.", no_args_is_help=True
+)
+
+# One contestant may take long on one rank while the others wait for it.
+_GROUP_TIMEOUT_S = 600.0
+_NAMES = tuple(case.name for case in CASES)
+
+
+def _case_names(text: str | None) -> tuple[str, ...]:
+    names = tuple(text.split(",")) if text is not None else ()
+    for name in names:
+        if name not in _NAMES:
+            raise BadParameter(f"{name!r} is no case; there are {', '.join(_NAMES)}", param_hint="--cases")
+    return names
+
+
+@app.callback()
+def group() -> None:
+    """Measures a part of Lockstep against plain torch and the hardware's floor."""
+
+
+@app.command()
+def sampler(
+    *,
+    batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 64,
+    vocab: Annotated[int, typer.Option(min=64, help="Vocabulary size.")] = 151_936,
+    tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks that hold slices of the vocabulary.")] = 1,
+    cases: Annotated[
+        str | None, typer.Option(help=f"Comma-separated: {', '.join(_NAMES)}.", show_default="all")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of a rank.", show_default="cores ÷ ranks")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of each contestant, in turn.")] = 20,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Where to write every figure.", show_default="nowhere")
+    ] = None,
+) -> Command:
+    """Times the sampler, case by case, against plain torch samplers and one pass over the logits."""
+    return BenchSamplerCommand(
+        ranks=RankOptions(tp=tp, threads_per_rank=threads, group_timeout_s=_GROUP_TIMEOUT_S),
+        batch=batch,
+        vocab=vocab,
+        cases=_case_names(cases),
+        repeats=repeats,
+        json_file=json_file,
+    )
