@@ -15,6 +15,8 @@ from grammar_sync.vocabulary import GrammarVocabulary
 from grammar_sync.xgrammar_backend import XGrammarBackend
 
 DEFAULT_CACHE_LIMIT_BYTES = 512 << 20
+DEFAULT_DEADLINE_S = 10.0
+_MAX_ABANDONED = 4
 _ENTRY_OVERHEAD_BYTES = 512
 
 
@@ -73,18 +75,22 @@ class GrammarCompiler(Protocol):
 class _Entry:
     outcome: CompileOutcome
     wanted_by: int = 0
+    started_s: float | None = None
+    is_late: bool = False
     size_bytes: int = 0
 
 
 class ThreadedGrammarCompiler:
     """Compiles in daemon threads of this process; the engine releases the GIL.
 
-    A compile that runs cannot be stopped: its thread ends when it is done, or with the process. Outcomes are kept, both
+    A compile that runs cannot be stopped: its thread ends when it is done, or with the process. One that is late fails,
+    and its place goes to the next. Outcomes are kept, both
     kinds, until the cache is full; then the least recently wanted go, never one that a request still wants.
 
     Args:
         vocabulary: What grammars are compiled for.
-        max_threads: How many compiles may run at once.
+        max_threads: How many compiles may run at once, those that are late not counted.
+        deadline_s: How long one may run, the time it waits for a thread not counted.
         cache_limit_bytes: Bound on the outcomes kept, as the engine counts their memory.
         on_finished: Called in the compiling thread after each outcome until ``close``: an idle leader waits for it.
         backend: The engine; xgrammar when left out.
@@ -93,8 +99,9 @@ class ThreadedGrammarCompiler:
     def __init__(
         self,
         vocabulary: GrammarVocabulary,
-        max_threads: int = 1,
+        max_threads: int = 2,
         *,
+        deadline_s: float = DEFAULT_DEADLINE_S,
         cache_limit_bytes: int = DEFAULT_CACHE_LIMIT_BYTES,
         on_finished: Callable[[], None] | None = None,
         backend: GrammarBackend | None = None,
@@ -108,7 +115,9 @@ class ThreadedGrammarCompiler:
         self._lock = threading.Lock()
         self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
         self._queue: deque[GrammarSpec] = deque()
+        self._deadline_s = deadline_s
         self._running = 0
+        self._abandoned = 0
         self._cached_bytes = 0
         self._closed = False
 
@@ -142,7 +151,9 @@ class ThreadedGrammarCompiler:
             CompilerError: No request wants this grammar.
         """
         with self._lock:
-            return self._wanted(spec, "poll").outcome
+            entry = self._wanted(spec, "poll")
+            self._give_up_late(entry)
+            return entry.outcome
 
     def discard(self, spec: GrammarSpec) -> None:
         """Says that one request less wants the grammar.
@@ -176,6 +187,7 @@ class ThreadedGrammarCompiler:
         while self._queue and self._running < self._max_threads:
             self._running += 1
             spec = self._queue.popleft()
+            self._entries[spec].started_s = time.monotonic()
             threading.Thread(target=self._compile, args=(spec,), name="grammar-compile", daemon=True).start()
 
     def _compile(self, spec: GrammarSpec) -> None:
@@ -191,8 +203,12 @@ class ThreadedGrammarCompiler:
 
     def _finish(self, spec: GrammarSpec, outcome: CompileOutcome) -> None:
         with self._lock:
-            self._running -= 1
             entry = self._entries[spec]
+            if entry.is_late:
+                self._abandoned -= 1
+            else:
+                self._running -= 1
+            entry.is_late = False
             entry.outcome = outcome
             entry.size_bytes = _size_bytes(spec, outcome)
             self._cached_bytes += entry.size_bytes
@@ -202,12 +218,28 @@ class ThreadedGrammarCompiler:
         if self._on_finished is not None and not closed:
             self._on_finished()
 
+    def _give_up_late(self, entry: _Entry) -> None:
+        """Fails a compile that runs for too long; its thread goes on, but others no longer wait for its place.
+
+        A time-out is not kept: should the compile end after all, its outcome counts for later requests.
+        """
+        started_s = entry.started_s
+        if not isinstance(entry.outcome, Pending) or started_s is None:
+            return
+        if time.monotonic() - started_s <= self._deadline_s or self._abandoned >= _MAX_ABANDONED:
+            return
+        entry.outcome = Failed(f"it was not compiled in {self._deadline_s:g} s")
+        entry.is_late = True
+        self._abandoned += 1
+        self._running -= 1
+        self._start_threads()
+
     def _evict(self) -> None:
         if self._cached_bytes <= self._cache_limit_bytes:
             return
         for spec in list(self._entries):
             entry = self._entries[spec]
-            if entry.wanted_by == 0 and not isinstance(entry.outcome, Pending):
+            if entry.wanted_by == 0 and not entry.is_late and not isinstance(entry.outcome, Pending):
                 self._cached_bytes -= entry.size_bytes
                 del self._entries[spec]
             if self._cached_bytes <= self._cache_limit_bytes:

@@ -7,6 +7,18 @@ import os
 import signal
 import sys
 
+
+def _leave(signum: int, frame: object) -> None:  # noqa: ARG001
+    """Ends the process before there is anything to clean up, with the exit code and line that users know."""
+    word = "interrupted" if signum == signal.SIGINT else "terminated"
+    os.write(2, f"lockstep: {word}\n".encode())
+    os._exit(128 + signum)
+
+
+# The imports below take a while; ``main`` sets handlers of its own.
+for _number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(_number, _leave)
+
 from launch.environment import AGENT_PID
 from launch.parent_death import die_with_parent
 

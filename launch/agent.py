@@ -30,7 +30,8 @@ from torch.distributed.run import parse_args, run
 
 def main(argv: list[str]) -> int:
     """Runs the node's ranks; returns the exit code."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Its warnings about ranks that end are for those who started it; here the front side tells what happened.
+    logging.disable(logging.CRITICAL)
     os.environ[AGENT_PID] = str(os.getpid())
     try:
         with _log_folder() as folder:
@@ -68,4 +69,9 @@ def _failed(error: ChildFailedError) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+    except SignalException as signal_received:
+        code = 128 + int(signal_received.sigval)
+    # torchrun's signal handlers still raise; nothing is left to do that an exception could disturb.
+    os._exit(code)

@@ -291,5 +291,7 @@ def _schema(text: str) -> Any:
 def _text_of(option: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise UsageError(f"{option} {path}: {error}") from error

@@ -15,7 +15,7 @@ from launch.exit_codes import ExitCode
 from launch.generate import run_generate
 from launch.options import BenchSamplerCommand, DoctorCommand, GenerateCommand, SampleCommand
 from launch.parent_death import die_with_parent
-from launch.rank_processes import RanksFailedError, Terminated, raise_on_sigterm
+from launch.rank_processes import RanksFailedError, Terminated, raise_on_signals
 from launch.sample import run_sample
 from pp.partition import StagePartitionError
 from runtime.checkpoint_layout import CheckpointError
@@ -26,7 +26,7 @@ from runtime.model_config import ModelConfigError
 def main(argv: list[str] | None = None) -> int:
     """Runs ``lockstep`` with ``argv``; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    raise_on_sigterm()
+    raise_on_signals()
     if FRONT_ENDPOINT in os.environ:
         die_with_parent(signal.SIGTERM)
     try:

@@ -15,14 +15,13 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from launch.checks import check_command
 from launch.cli import UsageError
 from launch.engine_process import AttachedEngine, Engine, StartedEngine, wait_until_ready
 from launch.exit_codes import ExitCode
 from launch.options import GenerateCommand
 from launch.rank_processes import replace_by_agent
 from launch.request_file import InputRequest, read_requests
-from pp.partition import layer_ranges
-from runtime.checkpoint import open_checkpoint
 from runtime.messages import (
     Accepted,
     EngineMessage,
@@ -37,7 +36,6 @@ from runtime.messages import (
     TokenInfo,
     Usage,
 )
-from runtime.model_config import check_parallel
 
 _POLL_S = 0.1
 _OUTSTANDING_REQUESTS = 512
@@ -130,19 +128,18 @@ def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str 
         argv: The command line, run again by each rank.
         front_endpoint: Where the leader that started this process connects; None when this process starts the ranks.
     """
-    _check_model(command)
-    if command.input_file not in (None, "-"):
-        _check_readable(str(command.input_file))
+    check_command(command)
     if front_endpoint is None and command.nodes.nnodes > 1:
         replace_by_agent(command.engine, command.nodes, argv)
     engine: Engine
     engine = StartedEngine(command.engine, argv) if front_endpoint is None else AttachedEngine(front_endpoint)
     try:
-        with _output(command) as output, _progress() as progress:
+        with _progress() as progress:
             task = progress.add_task("starting ranks", total=None, rate="")
             ready = wait_until_ready(engine, command.engine.start_timeout_s)
             started_s = time.monotonic()
-            totals = _Batch(command, engine, output, progress, task).run()
+            with _output(command) as output:
+                totals = _Batch(command, engine, output, progress, task).run()
             elapsed_s = time.monotonic() - started_s
     finally:
         engine.stop()
@@ -244,21 +241,6 @@ class _Batch:
         )
 
 
-def _check_model(command: GenerateCommand) -> None:
-    """Opens the model by its headers and checks that it can be cut as asked, before any rank is started."""
-    config = open_checkpoint(command.engine.model).config
-    check_parallel(config, command.engine.tp, command.engine.pp)
-    layer_ranges(config.num_layers, command.engine.pp, command.engine.pp_layers)
-
-
-def _check_readable(path: str) -> None:
-    try:
-        with open(path, "rb"):  # noqa: PTH123
-            pass
-    except OSError as error:
-        raise UsageError(f"--input {path}: {error.strerror}") from error
-
-
 def _is_text(command: GenerateCommand) -> bool:
     if command.output_format == "auto":
         return command.input_file is None and (command.output_file is None or command.output_file.suffix != ".jsonl")
@@ -295,8 +277,9 @@ def _progress() -> Progress:
 
 def _print_summary(ready: EngineReady, totals: Totals, elapsed_s: float) -> None:
     failed = f", {totals.failed} failed" if totals.failed else ""
+    plural = "" if totals.requests == 1 else "s"
     print(  # noqa: T201
-        f"lockstep: {totals.requests} requests{failed}, {totals.tokens} tokens in {elapsed_s:.1f} s "
+        f"lockstep: {totals.requests} request{plural}{failed}, {totals.tokens} tokens in {elapsed_s:.1f} s "
         f"({totals.tokens / max(elapsed_s, 1e-9):.1f} tokens/s) on TP{ready.tp_size} x PP{ready.pp_size}, "
         f"{ready.dtype} on {ready.device}",
         file=sys.stderr,

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from grammar_sync.compiler import ThreadedGrammarCompiler
+from grammar_sync.vocabulary import GrammarVocabulary
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
 from launch.groups import RankGroups
 from launch.options import EngineOptions
@@ -20,10 +21,11 @@ from launch.run_folder import RunFolder
 from launch.start_barrier import meet
 from pp.link import Tag
 from pp.partition import layer_ranges
-from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, kv_bytes_per_token, load_audit_heads
+from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
 from runtime.checkpoint import open_checkpoint
 from runtime.client_socket import LeaderSocket
 from runtime.engine import RankEngine
+from runtime.kv_budget import kv_bytes_per_token
 from runtime.leader import Leader, LeaderLimits
 from runtime.messages import EngineReady
 from runtime.model import DecoderStage
@@ -36,6 +38,7 @@ from sampler.processors import load_processors
 
 _MAX_BEAT_S = 1.0
 _GRAMMAR_WAIT_S = 0.01
+_QUEUED_COMPILES = 6
 _DEFAULT_MAX_TOKENS = 256
 _FRONT_EXIT_S = 3.0
 
@@ -88,7 +91,7 @@ class Rank:
         dtype = resolve_dtype(options.dtype, config)
         layers = layer_ranges(config.num_layers, options.pp, options.pp_layers)
         max_model_len = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
-        kv_cache_tokens = options.kv_cache_bytes // kv_bytes_per_token(config, layers, options.tp, dtype)
+        kv_cache_tokens = options.kv_cache_bytes // kv_bytes_per_token(config, layers, options.tp, dtype.itemsize)
         tokenizer = Tokenizer.load(options.model) if groups.link.is_first else None
         facts = _share_facts(groups, tokenizer, config.eos_token_ids)
         processors = load_processors(options.logit_processors)
@@ -99,7 +102,7 @@ class Rank:
             leader = self._leader(tokenizer, builder) if self._environment.rank == 0 else None
             vocabulary = grammar_vocabulary(tokenizer, config, facts.eos_token_ids)
             wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
-            first_stage = FirstStagePart(vocabulary, ThreadedGrammarCompiler(vocabulary, on_finished=wake))
+            first_stage = FirstStagePart(vocabulary, _compiler(vocabulary, options, wake))
         reader = WeightReader(checkpoint)
         stage = DecoderStage(
             config,
@@ -143,7 +146,7 @@ class Rank:
         clock = LeaderLimits(
             beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3),
             grammar_wait_s=_GRAMMAR_WAIT_S,
-            grammar_timeout_s=options.grammar_timeout_s,
+            grammar_wait_limit_s=_QUEUED_COMPILES * options.grammar_timeout_s,
         )
         return Leader(self._socket, builder, tokenizer, clock, self._front_is_alive)
 
@@ -165,6 +168,12 @@ class Rank:
             self._socket.close()
         dist.destroy_process_group()
         return 0 if self._front is None else self._front.wait(_FRONT_EXIT_S)
+
+
+def _compiler(
+    vocabulary: GrammarVocabulary, options: EngineOptions, wake: Callable[[], None] | None
+) -> ThreadedGrammarCompiler:
+    return ThreadedGrammarCompiler(vocabulary, deadline_s=options.grammar_timeout_s, on_finished=wake)
 
 
 def _share_facts(groups: RankGroups, tokenizer: Tokenizer | None, config_eos: tuple[int, ...]) -> StartFacts:

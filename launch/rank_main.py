@@ -51,12 +51,13 @@ def main(argv: list[str] | None = None) -> int:
             print("lockstep: only 'generate', 'sample' and 'bench' run under torchrun", file=sys.stderr)  # noqa: T201
             return ExitCode.USAGE
     try:
-        return rank.run()
+        code = rank.run()
     except Exception as error:  # noqa: BLE001 - the process boundary: whatever it was, it is reported and ends the rank
         code = _report(rank, environment, error)
     logging.shutdown()
     sys.stderr.flush()
-    # Nothing in torch ends an operation of gloo that still waits; a regular exit would wait for it.
+    sys.stdout.flush()
+    # Nothing in torch ends an operation of gloo that still waits, and its threads take their time: leave at once.
     os._exit(code)
 
 

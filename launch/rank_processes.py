@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import msgspec
+
 from launch.environment import FRONT_PID, RUN_FOLDER, with_import_path
 from launch.exit_codes import ExitCode
 from launch.options import NodeOptions, RankOptions
@@ -43,6 +45,7 @@ class RankProcesses:
 
     def __init__(self, options: RankOptions, argv: list[str], folder: RunFolder) -> None:
         self._folder = folder
+        self._tp_size = options.tp
         environ = with_import_path(os.environ) | {RUN_FOLDER: str(folder.path), FRONT_PID: str(os.getpid())}
         self._agent = subprocess.Popen(
             agent_command(["--standalone", "--nproc-per-node", str(options.world_size)], argv),
@@ -86,7 +89,11 @@ class RankProcesses:
 
     def _failure(self, code: int) -> RanksFailedError:
         cause = self._folder.cause()
-        message = cause.sentence() if cause is not None else f"the ranks ended with exit code {code}"
+        if cause is not None and cause.stage < 0:
+            stage, tp_rank = divmod(cause.rank, self._tp_size)
+            cause = msgspec.structs.replace(cause, stage=stage, tp_rank=tp_rank)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        message = cause.sentence() if cause is not None else f"torchrun's agent, and the ranks with it, {how}"
         if cause is not None and cause.exit_code > 0:
             code = cause.exit_code
         return RanksFailedError(message, code if code > 0 else ExitCode.RANK_FAILED)
@@ -127,8 +134,9 @@ def threads_per_rank(asked: int | None, ranks_here: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks_here)
 
 
-def raise_on_sigterm() -> None:
-    """Turns SIGTERM into ``Terminated``, so that the ranks are ended on the way out."""
+def raise_on_signals() -> None:
+    """Turns SIGINT into KeyboardInterrupt and SIGTERM into ``Terminated``: the ranks are ended on the way out."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _raise_terminated)
 
 

@@ -7,15 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
+from grammar_sync.spec import GRAMMAR_FIELDS
 from launch.cli import UsageError
 from launch.options import GenerateCommand
 from runtime.messages import ErrorInfo
-
-_GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,12 @@ def _open(name: str) -> Iterator[BinaryIO]:
 def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequest:
     user_id: Any = f"line-{number}"
     try:
-        value = json.loads(line)
+        # A byte order mark may stand before the first line.
+        value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         return InputRequest(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
     if not isinstance(value, dict):
-        message = f"line {number} is a JSON {type(value).__name__}: an object is needed"
+        message = f"line {number} is no JSON object: {line.decode('utf-8-sig').strip()[:40]}"
         return InputRequest(user_id, None, ErrorInfo("invalid_request", message))
     given_id = value.get("id")
     if given_id is not None:
@@ -85,10 +85,14 @@ def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequ
     return InputRequest(user_id, json.dumps(_with_defaults(value, defaults)))
 
 
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
 def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Returns ``fields`` with defaults where it does not say; a grammar of its own replaces the default one."""
     given = {name: value for name, value in fields.items() if value is not None}
     # json_object: false is no grammar; json_schema: false is one that nothing matches.
-    if any(name in given and not (name == "json_object" and given[name] is False) for name in _GRAMMAR_FIELDS):
-        defaults = {name: value for name, value in defaults.items() if name not in _GRAMMAR_FIELDS}
+    if any(name in given and not (name == "json_object" and given[name] is False) for name in GRAMMAR_FIELDS):
+        defaults = {name: value for name, value in defaults.items() if name not in GRAMMAR_FIELDS}
     return defaults | given

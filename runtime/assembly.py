@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from grammar_sync.compiler import GrammarCompiler
 from grammar_sync.manager import GrammarManager
 from grammar_sync.masks import MaskExchange
@@ -28,7 +26,7 @@ from sampler.processors import ProcessorRegistry
 from sampler.sampler import Sampler
 from tp.embedding import ParallelLMHead
 from tp.group import TensorParallelGroup
-from tp.partition import VocabularyBlocks, attention_slice
+from tp.partition import VocabularyBlocks
 
 
 class VocabularyMismatchError(ValueError):
@@ -71,14 +69,6 @@ def grammar_vocabulary(tokenizer: Tokenizer, config: ModelConfig, eos_token_ids:
         special_token_ids=tokenizer.special_token_ids,
         add_prefix_space=tokenizer.add_prefix_space,
     )
-
-
-def kv_bytes_per_token(config: ModelConfig, layers: list[range], tp_size: int, dtype: torch.dtype) -> int:
-    """Returns the KV bytes of one token on the rank that holds most of them; the same on every rank."""
-    heads = max(
-        len(attention_slice(config.num_heads, config.num_kv_heads, rank, tp_size).kv_heads) for rank in range(tp_size)
-    )
-    return 2 * max(len(stage) for stage in layers) * heads * config.head_dim * dtype.itemsize
 
 
 def load_audit_heads(stage: DecoderStage, reader: WeightReader, group: TensorParallelGroup) -> list[ParallelLMHead]:

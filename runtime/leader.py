@@ -59,12 +59,12 @@ class LeaderLimits:
     Args:
         beat_s: How long an idle leader waits at most before it sends an empty list.
         grammar_wait_s: How long it waits while grammars are being compiled.
-        grammar_timeout_s: How long a grammar may take until it is agreed ready.
+        grammar_wait_limit_s: How long a grammar may wait until it is agreed ready, behind others that are compiled.
     """
 
     beat_s: float
     grammar_wait_s: float
-    grammar_timeout_s: float
+    grammar_wait_limit_s: float
 
 
 @dataclass(slots=True)
@@ -205,7 +205,7 @@ class Leader:
             self._outbox.append(Rejected(message.request_id, error.info))
             return
         self._outbox.append(Accepted(message.request_id, request.params.n))
-        deadline_s = None if request.grammar is None else time.monotonic() + self._limits.grammar_timeout_s
+        deadline_s = None if request.grammar is None else time.monotonic() + self._limits.grammar_wait_limit_s
         ids = range(self._next_sequence_id, self._next_sequence_id + request.params.n)
         self._next_sequence_id = ids.stop
         self._sequences_of[message.request_id] = list(ids)
@@ -231,7 +231,7 @@ class Leader:
         for sequence_id, stream in self._streams.items():
             if stream.grammar_deadline_s is not None and now_s > stream.grammar_deadline_s:
                 stream.grammar_deadline_s = None
-                message = f"the grammar was not compiled in {self._limits.grammar_timeout_s:g} s"
+                message = f"the grammar was not agreed ready in {self._limits.grammar_wait_limit_s:g} s"
                 self._actions.append(EndSequence(sequence_id, "error", ErrorInfo("timeout", message)))
 
     def _emit(self, stream: _Stream) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grammar_sync.spec import GrammarError, GrammarSpec, parse_grammar
+from grammar_sync.spec import GRAMMAR_FIELDS, GrammarError, GrammarSpec, parse_grammar
 from runtime.chat_template import ChatTemplateError
 from runtime.messages import ErrorInfo
 from runtime.shown_value import shown
@@ -17,7 +17,6 @@ from sampler.params import SamplingParams, SamplingParamsError
 from sampler.processors import ProcessorRegistry
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-_GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag", "strict")
 
 
 class RequestError(ValueError):
@@ -104,6 +103,8 @@ class RequestBuilder:
             raise RequestError(f"the request is no JSON: {error}", None) from error
         if not isinstance(fields, dict):
             raise RequestError(f"the request is a JSON {type(fields).__name__}: an object is needed", None)
+        for name, value in fields.items():
+            _check_is_text(name, value)
         return self.build(fields, score=score)
 
     def build(self, fields: Mapping[str, Any], *, score: bool = False) -> Request:
@@ -116,9 +117,13 @@ class RequestBuilder:
         Raises:
             RequestError: A field is missing, unknown, of a wrong type or out of its range.
         """
-        rest = {name: value for name, value in fields.items() if name not in (*_PROMPT_FIELDS, *_GRAMMAR_FIELDS, "id")}
+        rest = {
+            name: value
+            for name, value in fields.items()
+            if name not in (*_PROMPT_FIELDS, *GRAMMAR_FIELDS, "strict", "id")
+        }
         try:
-            grammar = parse_grammar({name: fields[name] for name in _GRAMMAR_FIELDS if name in fields})
+            grammar = parse_grammar({name: fields[name] for name in (*GRAMMAR_FIELDS, "strict") if name in fields})
             params = SamplingParams.parse(
                 {"prompt_logprobs": 0} | rest if score else rest,
                 vocab_size=self._limits.vocab_size,
@@ -217,3 +222,12 @@ class RequestBuilder:
                 f"max_tokens is {asked}: after a prompt of {prompt_tokens} tokens 1..{room} are possible", "max_tokens"
             )
         return asked
+
+
+def _check_is_text(name: str, value: object) -> None:
+    """Refuses strings, at any depth, that no tokenizer and no socket can take."""
+    try:
+        json.dumps({name: value}, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        field = name.encode(errors="replace").decode()
+        raise RequestError(f"{field} holds a lone surrogate, which is not text", field) from error

@@ -89,7 +89,10 @@ class Scheduler:
         """Lets the sequences whose grammar is ready wait for their turn; returns those whose grammar failed, ended."""
         failed = []
         for failure in verdict.failed:
-            sequence = self.end(failure.request_id, "error", ErrorInfo("grammar_error", failure.message))
+            waiting = self._sequences.get(failure.request_id)
+            kind = waiting.grammar.kind if waiting is not None and waiting.grammar is not None else None
+            error = ErrorInfo("grammar_error", f"{kind}: {failure.message}", kind)
+            sequence = self.end(failure.request_id, "error", error)
             if sequence is not None:
                 failed.append(sequence)
         for sequence_id in verdict.ready:

@@ -29,7 +29,7 @@ class OnlyEven:
             odd = start + (rows.slice_start + start + 1) % 2
             row[odd::2] = float("-inf")
 '''
-REQUEST = {
+REQUEST: dict[str, Any] = {
     "prompt": "One two three",
     "temperature": 1,
     "seed": 4,

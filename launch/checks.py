@@ -1,0 +1,74 @@
+"""What can be wrong with a batch command, found before any rank is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from grammar_sync.spec import GRAMMAR_FIELDS, GrammarError, parse_grammar
+from launch.cli import UsageError
+from launch.options import EngineOptions, GenerateCommand
+from pp.partition import layer_ranges
+from runtime.checkpoint import open_checkpoint
+from runtime.kv_budget import kv_bytes_per_token
+from runtime.model_config import ModelConfig, check_parallel
+from sampler.params import SamplingParams, SamplingParamsError
+
+_LEAST_KV_TOKENS = 2
+
+
+def check_command(command: GenerateCommand) -> None:
+    """Returns if model, layout, files and defaults are such that a run can begin.
+
+    Raises:
+        UsageError: An option or a file is wrong.
+        CheckpointError, ModelConfigError, StagePartitionError: The model is, or cannot be cut as asked.
+    """
+    config = open_checkpoint(command.engine.model).config
+    check_parallel(config, command.engine.tp, command.engine.pp)
+    _check_kv_cache(config, command.engine)
+    _check_defaults(command, config)
+    _check_files(command)
+
+
+def _check_kv_cache(config: ModelConfig, engine: EngineOptions) -> None:
+    layers = layer_ranges(config.num_layers, engine.pp, engine.pp_layers)
+    name = config.dtype if engine.dtype == "auto" else engine.dtype
+    per_token = kv_bytes_per_token(config, layers, engine.tp, 2 if name == "bfloat16" else 4)
+    if engine.kv_cache_bytes < _LEAST_KV_TOKENS * per_token:
+        raise UsageError(
+            f"--kv-cache-bytes is {engine.kv_cache_bytes}: a token takes {per_token} bytes, "
+            f"at least {_LEAST_KV_TOKENS * per_token} are needed"
+        )
+
+
+def _check_defaults(command: GenerateCommand, config: ModelConfig) -> None:
+    """Checks the command line's defaults as the leader would check a request that has them all."""
+    length = min(command.engine.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    sampling = {name: value for name, value in command.defaults.items() if name not in GRAMMAR_FIELDS}
+    try:
+        SamplingParams.parse(sampling, vocab_size=config.vocab_size, max_model_len=length)
+        parse_grammar({name: value for name, value in command.defaults.items() if name in GRAMMAR_FIELDS})
+    except (SamplingParamsError, GrammarError) as error:
+        raise UsageError(str(error)) from error
+
+
+def _check_files(command: GenerateCommand) -> None:
+    source = None if command.input_file in (None, "-") else Path(str(command.input_file))
+    if source is not None:
+        try:
+            with source.open("rb"):
+                pass
+        except OSError as error:
+            raise UsageError(f"--input {source}: {error.strerror}") from error
+    target = command.output_file
+    if target is None:
+        return
+    if target.is_dir():
+        raise UsageError(f"--output {target}: it is a folder")
+    if not target.parent.is_dir():
+        raise UsageError(f"--output {target}: its folder does not exist")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise UsageError(f"--output {target}: it cannot be written")
+    if source is not None and target.exists() and target.samefile(source):
+        raise UsageError(f"--output {target} is the same file as --input")
