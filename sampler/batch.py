@@ -30,6 +30,7 @@ class BatchFlags:
         logprob_rows: Rows whose logprobs are reported.
         raw_logprobs: For each of them, whether of the model's output.
         changed_logits: For each of them, whether its own parameters change the logits of the model's output.
+        needs_raw_mass: For each row of the batch, whether its raw logprobs need a mass that the draw does not.
         top_logprobs: The largest number of most likely ids that a row wants to know.
         has_named: Whether a row names ids whose logprobs it wants to know.
         support_rows: Rows whose support is reported.
@@ -49,6 +50,7 @@ class BatchFlags:
     logprob_rows: tuple[int, ...]
     raw_logprobs: tuple[bool, ...]
     changed_logits: tuple[bool, ...]
+    needs_raw_mass: tuple[bool, ...]
     top_logprobs: int
     has_named: bool
     support_rows: tuple[int, ...]
@@ -73,6 +75,7 @@ class BatchFlags:
             logprob_rows=logprob_rows,
             raw_logprobs=tuple(params[place].logprobs_mode == "raw" for place in logprob_rows),
             changed_logits=tuple(_changes_logits(rows[place]) for place in logprob_rows),
+            needs_raw_mass=tuple(_needs_raw_mass(row) for row in rows),
             top_logprobs=max((one.logprobs or 0 for one in params), default=0),
             has_named=any(bool(one.logprob_token_ids) for one in params),
             support_rows=_places(one.return_support for one in params),
@@ -286,6 +289,12 @@ def _asked(flags: BatchFlags) -> dict[str, bool]:
 
 def _sparse(name: str, rows: Sequence[RowSampling], device: torch.device) -> SparseRows:
     return SparseRows.from_rows([_SPARSE[name](row) for row in rows], device=device)
+
+
+def _needs_raw_mass(row: RowSampling) -> bool:
+    params = row.params
+    known = _needs_mass(row) and params.temperature == 1
+    return params.has_logprobs and params.logprobs_mode == "raw" and not _changes_logits(row) and not known
 
 
 def _changes_logits(row: RowSampling) -> bool:

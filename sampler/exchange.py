@@ -25,6 +25,7 @@ class SliceFacts:
         block_masses: [B, nb] float32, or None when no row needs its whole mass.
         values: [T, C] float32, the largest values of the truncated rows; None when there are none.
         ids: [T, C] int64, their ids.
+        raw_masses: [B, nb] float32, block masses at temperature 1 for raw logprobs, or None; stays on its rank.
     """
 
     maxima: torch.Tensor
@@ -34,6 +35,7 @@ class SliceFacts:
     block_masses: torch.Tensor | None
     values: torch.Tensor | None
     ids: torch.Tensor | None
+    raw_masses: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

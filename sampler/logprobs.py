@@ -15,7 +15,16 @@ import torch
 
 from sampler.exchange import in_block_order
 from sampler.group import SliceGroup
-from sampler.slices import SliceShape, block_masses, blocks_of, folded_sum, group_maxima, largest_values
+from sampler.slices import (
+    GROUP_LENGTH,
+    SliceShape,
+    block_masses,
+    blocks_of,
+    folded_sum,
+    group_maxima,
+    largest_places,
+    largest_values,
+)
 
 LOGPROB_FLOOR = -9999.0
 _NO_ID = -1
@@ -69,6 +78,12 @@ class RowsToRead:
     temperature: torch.Tensor
     masses: torch.Tensor | None = None
     known: torch.Tensor | None = None
+
+    def knowing(self, masses: torch.Tensor, known: torch.Tensor) -> RowsToRead:
+        """Returns the same rows with the block masses of some: [N, nb] float32 and [N] bool."""
+        if self.masses is not None and self.known is not None:
+            masses, known = torch.where(known.unsqueeze(1), masses, self.masses), known | self.known
+        return RowsToRead(self.logits, self.groups, self.rows, self.temperature, masses, known)
 
     def unknown(self) -> RowsToRead:
         """Returns the same rows, of which no masses are known."""
@@ -180,7 +195,7 @@ class SliceLogprobs:
         maxima = groups.view(len(groups), self._shape.blocks, self._shape.block_length // 32).amax(dim=-1)
         padding = (0, self._blocks - self._shape.blocks)
         per_block = [torch.nn.functional.pad(table, padding) for table in (maxima, self._masses(source, maxima))]
-        top_ids, top_values = self._top(source, groups, top_n)
+        top_ids, top_values = self._top(source, groups, maxima, top_n)
         values = self.values_at(source.logits, source.rows, ids)
         return torch.cat([*(table.view(torch.int32) for table in (*per_block, top_values, values)), top_ids], dim=1)
 
@@ -246,14 +261,15 @@ class SliceLogprobs:
             masses[tile] = block_masses(logits, maxima[tile], inverse[tile])
         return masses
 
-    def _top(self, source: RowsToRead, groups: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _top(
+        self, source: RowsToRead, groups: torch.Tensor, maxima: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the ids of this slice's ``count`` largest values and these, best first: [N, count] int32, float32."""
         if not count or not len(groups):
             nothing = groups.new_empty((len(groups), count))
             return nothing.to(torch.int32), nothing
         # One more than asked for: where it equals the last one, other ids with that value may have been left out.
-        every_group = groups if source.groups is None else source.groups
-        found, found_columns = largest_values(source.logits, every_group, source.rows, count + 1)
+        found, found_columns = self._largest(source, groups, maxima, count + 1)
         columns, order = found_columns.sort(dim=1)
         values, order = found.gather(1, order).sort(dim=1, descending=True, stable=True)
         columns = columns.gather(1, order)
@@ -266,6 +282,28 @@ class SliceLogprobs:
             columns[place, above:] = _LAST - self._shape.start
             columns[place, above : above + len(equal)] = equal
         return (columns + self._shape.start).to(torch.int32), values
+
+    def _largest(
+        self, source: RowsToRead, groups: torch.Tensor, maxima: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns ``count`` largest values and their columns, as ``largest_values`` does: [N, count] each.
+
+        They lie in the runs with the largest maxima, and these in the blocks with the largest maxima.
+        """
+        blocks, length = self._shape.blocks, groups.shape[1] // self._shape.blocks
+        if blocks <= count or length * GROUP_LENGTH < count:
+            every_group = groups if source.groups is None else source.groups
+            return largest_values(source.logits, every_group, source.rows, count)
+        block = largest_places(maxima, count)
+        places = torch.arange(len(groups), device=groups.device).unsqueeze(1)
+        inside = groups.view(len(groups), blocks, length)[places, block].view(len(groups), -1)
+        run = largest_places(inside, count)
+        run = block.gather(1, run // length) * length + run % length
+        every_run = source.logits.view(len(source.logits), -1, GROUP_LENGTH)
+        members = every_run[source.rows.unsqueeze(1), run].view(len(groups), -1)
+        offset = largest_places(members, count)
+        columns = run.gather(1, offset // GROUP_LENGTH) * GROUP_LENGTH + offset % GROUP_LENGTH
+        return members.gather(1, offset), columns
 
     def _first_equal(self, logits: torch.Tensor, groups: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Returns the columns of one row, padding excluded, that hold ``value``: [n] int64, ascending."""

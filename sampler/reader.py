@@ -78,6 +78,8 @@ class SliceReader:
         rows, shape, flags = batch.row_count, self._shape, batch.flags
         groups = logits.new_empty((rows, shape.width // 32))
         masses = logits.new_zeros((rows, shape.blocks)) if any(flags.needs_mass) else None
+        # Logits that nothing changes are the model's output: its masses are taken while they are in the cache.
+        raw = logits.new_zeros((rows, shape.blocks)) if mask_words is None and any(flags.needs_raw_mass) else None
         inverse_temperature = (1.0 / batch.temperature).to(torch.float32)
         block_maxima = logits.new_empty((rows, shape.blocks))
         self._adjust_(logits, batch, bans)
@@ -92,6 +94,8 @@ class SliceReader:
             block_maxima[tile] = groups[tile].view(-1, shape.blocks, shape.block_length // 32).amax(dim=-1)
             if masses is not None and any(flags.needs_mass[tile]):
                 masses[tile] = block_masses(logits[tile], block_maxima[tile], inverse_temperature[tile])
+            if raw is not None and any(flags.needs_raw_mass[tile]):
+                raw[tile] = block_masses(logits[tile], block_maxima[tile], torch.ones_like(inverse_temperature[tile]))
         bad = ~(block_maxima.amax(dim=1) < float("inf"))
         for table, neutral in ((groups, _NONE), (block_maxima, _NONE), (masses, 0.0)):
             if table is not None:
@@ -116,6 +120,7 @@ class SliceReader:
             masses,
             values,
             ids,
+            raw,
         )
         return groups, facts
 

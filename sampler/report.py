@@ -115,7 +115,9 @@ class LogprobReporter:
         if facts.block_masses is not None:
             # The draw's masses serve where it has them at the same temperature.
             known = torch.tensor(flags.needs_mass, device=device)[rows] & (temperature == batch.temperature[rows])
-            changed = RowsToRead(logits, groups, rows, temperature, facts.block_masses[rows], known)
+            changed = changed.knowing(facts.block_masses[rows], known)
+        if facts.raw_masses is not None:
+            changed = changed.knowing(facts.raw_masses[rows], torch.tensor(flags.needs_raw_mass, device=device)[rows])
         if kept is None:
             table = self._reader.read(changed, flags.top_logprobs, ids)
         else:

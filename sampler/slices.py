@@ -15,6 +15,7 @@ import torch
 VOCABULARY_BLOCKS = 64
 GROUP_LENGTH = 32
 _NONE = float("-inf")
+_SMALLEST_EXPONENT = -87.0
 _LOWEST = torch.finfo(torch.float32).min
 
 
@@ -74,10 +75,12 @@ def block_masses(
         floor: [R] float32, values below it count nothing; all count when left out.
     """
     blocks = logits.view(*block_maxima.shape, -1)
-    weights = weights_in_block(blocks, block_maxima.unsqueeze(-1), inverse_temperature.view(-1, 1, 1))
+    # exp is many times slower where its result is denormal or 0; what the bound adds vanishes beside the maximum's 1.
+    shifted = torch.sub(blocks, block_maxima.clamp_min(_LOWEST).unsqueeze(-1))
+    weights = shifted.mul_(inverse_temperature.view(-1, 1, 1)).clamp_min_(_SMALLEST_EXPONENT).exp_()
     if floor is not None:
         weights = torch.where(blocks >= floor.view(-1, 1, 1), weights, 0.0)
-    return _sum_last(weights)
+    return _sum_last(weights).masked_fill_(block_maxima == _NONE, 0.0)
 
 
 def weights_in_block(
