@@ -82,7 +82,10 @@ def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequ
             message = f"line {number}: its id cannot be echoed: {error}"
             return InputRequest(user_id, None, ErrorInfo("invalid_request", message, "id"))
         user_id = given_id
-    return InputRequest(user_id, json.dumps(_with_defaults(value, defaults)))
+    try:
+        return InputRequest(user_id, json.dumps(_with_defaults(value, defaults)))
+    except RecursionError:
+        return InputRequest(user_id, None, ErrorInfo("invalid_request", f"line {number} is nested too deeply"))
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -228,6 +228,8 @@ def _check_is_text(name: str, value: object) -> None:
     """Refuses strings, at any depth, that no tokenizer and no socket can take."""
     try:
         json.dumps({name: value}, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise RequestError(f"{name} is nested too deeply", name) from error
     except UnicodeEncodeError as error:
         field = name.encode(errors="replace").decode()
         raise RequestError(f"{field} holds a lone surrogate, which is not text", field) from error

@@ -60,8 +60,10 @@ BAD: dict[str, tuple[dict[str, Any], str | None]] = {
     "long prompt": ({"prompt": "a b " * 600}, "prompt"),
     "bias key": ({"prompt": "a", "logit_bias": {"320": 1}}, "logit_bias"),
     "two grammars": ({"prompt": "a", "regex": "a", "choice": ["b"]}, "choice"),
-    "bad regex": ({"prompt": "a", "regex": "("}, None),
-    "bad ebnf": ({"prompt": "a", "ebnf": "root ::= foo"}, None),
+    "bad regex": ({"prompt": "a", "regex": "("}, "regex"),
+    "bad ebnf": ({"prompt": "a", "ebnf": "root ::= foo"}, "ebnf"),
+    "surrogate": ({"prompt": "a", "stop": ["\ud800"]}, "stop"),
+    "deep surrogate": ({"prompt": "a", "json_schema": {"enum": ["\udfff"]}}, "json_schema"),
     "template": ({"messages": [{"role": "user", "content": "hi"}]}, "messages"),
 }
 NOT_JSON = '{"prompt": "a", '
@@ -168,7 +170,7 @@ def test_bad_request_gets_its_own_error(name: str, records: dict[Any, list[dict[
 def test_line_that_is_no_request(records: dict[Any, list[dict[str, Any]]]) -> None:
     broken, not_an_object = (records[f"line-{2 * len(BAD) + number}"][0] for number in (2, 4))
     assert "is no JSON" in broken["error"]["message"]
-    assert "an object is needed" in not_an_object["error"]["message"]
+    assert "is no JSON object" in not_an_object["error"]["message"]
 
 
 def test_stop_strings_and_stdin(model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,32 @@ def test_rank_killed(tiny: str, endless: str, victim: int) -> None:
         started.ranks()[victim].send_signal(signal.SIGKILL)
         outcome = started.wait(RAISE_S)
         assert outcome.returncode == ExitCode.RANK_FAILED
-        assert outcome.message == f"lockstep: rank {victim} failed at run: killed by SIGKILL"
+        where = f"rank {victim} (stage {victim // 2}, tensor-parallel rank {victim % 2})"
+        assert outcome.message == f"lockstep: {where} failed at run: killed by SIGKILL"
+        started.check_nothing_left()
+
+
+def test_agent_killed(tiny: str, endless: str) -> None:
+    with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
+        started.wait_for_output('"line-1"', START_S)
+        (agent,) = [process for process in started.family() if "launch.agent" in process.cmdline()]
+        agent.kill()
+        outcome = started.wait(RAISE_S)
+        assert outcome.returncode == ExitCode.RANK_FAILED
+        assert outcome.message == "lockstep: torchrun's agent, and the ranks with it, was killed by SIGKILL"
+        started.check_nothing_left()
+
+
+@pytest.mark.parametrize("after_s", [0.15, 0.4, 0.8])
+def test_interrupt_while_the_program_is_imported(tiny: str, after_s: float) -> None:
+    with running(*LOCKSTEP, "generate", "--model", tiny, "hello") as started:
+        time.sleep(after_s)
+        outcome, seconds = started.interrupt(signal.SIGINT, 30)
+        # In its first instants the process is not this program yet, but Python on its way to it.
+        assert outcome.returncode in (ExitCode.INTERRUPTED, -signal.SIGINT)
+        if outcome.returncode == ExitCode.INTERRUPTED:
+            assert outcome.stderr == "lockstep: interrupted\n"
+        assert seconds <= CLEAN_S
         started.check_nothing_left()
 
 
@@ -150,6 +176,12 @@ def test_tp_size_larger_than_the_model_allows(tiny: str) -> None:
         (("--input", "/no/such/file.jsonl"), "/no/such/file.jsonl"),
         (("--json-schema", "{", "hi"), "--json-schema"),
         (("--nnodes", "2", "hi"), "--rdzv-endpoint"),
+        (("--temperature", "-1", "hi"), "temperature"),
+        (("--seed", "-1", "hi"), "seed"),
+        (("--max-tokens", "0", "hi"), "max_tokens"),
+        (("--regex", "a", "--choice", "b", "hi"), "choice"),
+        (("--kv-cache-bytes", "1", "hi"), "--kv-cache-bytes"),
+        (("--output", "/no/such/folder/file", "hi"), "/no/such/folder/file"),
         (("--dtype", "float8", "hi"), "--dtype"),
         ((), "--input"),
     ],
@@ -159,3 +191,13 @@ def test_wrong_usage(tiny: str, arguments: tuple[str, ...], named: str) -> None:
     assert outcome.returncode == ExitCode.USAGE
     assert len(outcome.stderr.splitlines()) == 1
     assert named in outcome.message
+
+
+def test_input_is_not_overwritten(tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"prompt": "hi"}')
+    same = str(tmp_path / ".." / tmp_path.name / path.name)
+    outcome = run(*LOCKSTEP, "generate", "--model", tiny, "--input", str(path), "--output", same, timeout_s=CLEAN_S)
+    assert outcome.returncode == ExitCode.USAGE
+    assert "same file" in outcome.message
+    assert path.read_text() == '{"prompt": "hi"}'

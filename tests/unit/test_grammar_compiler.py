@@ -337,3 +337,44 @@ def test_a_choice_is_exactly_its_texts(backend: XGrammarBackend, text: str) -> N
         assert matcher.accept(token_id)
     masks, _ = MaskFiller(VOCABULARY).fill([matcher])
     assert allowed_ids(masks[0]) == [END]
+
+
+def test_a_late_compile_fails_and_its_place_goes_to_the_next(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, 1, deadline_s=0.05, backend=held)
+    compiler.submit(regex("slow"))
+    compiler.submit(regex("queued"))
+    until(lambda: isinstance(compiler.poll(regex("slow")), Failed))
+    assert compiler.poll(regex("slow")) == Failed("it was not compiled in 0.05 s")
+    until(lambda: held.running == 2)
+    assert held.compiled == ["slow", "queued"], "only compiling counts, not waiting for a thread"
+    held.gate.set()
+    until(lambda: isinstance(compiler.poll(regex("slow")), Ready))
+    compiler.submit(regex("slow"))
+    assert isinstance(compiler.poll(regex("slow")), Ready), "a time-out is not kept"
+    until(lambda: held.running == 0)
+    assert compiler._running == compiler._abandoned == 0
+
+
+def test_time_in_the_queue_does_not_count(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, 1, deadline_s=0.2, backend=held)
+    compiler.submit(regex("first"))
+    compiler.submit(regex("second"))
+    until(lambda: held.running == 1)
+    time.sleep(0.1)
+    held.gate.set()
+    assert isinstance(settled(compiler, regex("second")), Ready)
+
+
+def test_late_compiles_never_take_more_threads_than_a_bound(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(VOCABULARY, 1, deadline_s=0.01, backend=held)
+    specs = [regex(f"slow{number}") for number in range(10)]
+    for spec in specs:
+        compiler.submit(spec)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        for spec in specs:
+            compiler.poll(spec)
+    assert held.most_running == 5
+    held.gate.set()
+    assert all(isinstance(settled(compiler, spec), Ready | Failed) for spec in specs)
+    until(lambda: held.running == 0)

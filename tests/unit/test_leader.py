@@ -75,12 +75,12 @@ class FakeSocket:
 class Bench:
     """Leader and scheduler as the step loop joins them; the tokens come from ``scripts``, by request and choice."""
 
-    def __init__(self, *, grammar_timeout_s: float = 60.0) -> None:
+    def __init__(self, *, grammar_wait_limit_s: float = 60.0) -> None:
         self.socket = FakeSocket()
         self.client_lives = True
         tokenizer = ByteTokenizer()
         builder = RequestBuilder(tokenizer, RequestLimits(257, 4096, 100_000, 4096))
-        limits = LeaderLimits(beat_s=9.0, grammar_wait_s=0.5, grammar_timeout_s=grammar_timeout_s)
+        limits = LeaderLimits(beat_s=9.0, grammar_wait_s=0.5, grammar_wait_limit_s=grammar_wait_limit_s)
         self.leader = Leader(self.socket, builder, tokenizer, limits, lambda: self.client_lives)
         self.scheduler = Scheduler(SchedulerLimits(64, 100_000, 1_000_000, 1), [EOS])
         self.scripts: dict[int, list[int]] = {}
@@ -409,7 +409,7 @@ def test_an_abort_before_the_first_step() -> None:
 
 
 def test_a_grammar_that_is_never_ready_times_out_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(grammar_timeout_s=10.0)
+    bench = Bench(grammar_wait_limit_s=10.0)
     now_s = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     bench.submit(0, regex="a+", n=2)
@@ -434,7 +434,7 @@ def test_a_grammar_that_is_never_ready_times_out_alone(monkeypatch: pytest.Monke
 
 
 def test_a_grammar_that_was_ready_never_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(grammar_timeout_s=1.0)
+    bench = Bench(grammar_wait_limit_s=1.0)
     now_s = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     bench.submit(0, regex="a+", max_tokens=5)
@@ -455,7 +455,7 @@ def test_a_grammar_that_does_not_compile_ends_its_request() -> None:
     bench.step(failed={0: "unclosed group at position 0"})
     bench.run()
     finished = bench.finished(0)
-    assert finished.error == ErrorInfo("grammar_error", "unclosed group at position 0")
+    assert finished.error == ErrorInfo("grammar_error", "regex: unclosed group at position 0", "regex")
     assert bench.text(1) == "ok"
     bench.assert_nothing_left()
 

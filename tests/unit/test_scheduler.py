@@ -146,7 +146,9 @@ class SchedulerHistory(RuleBasedStateMachine):
         for replica in self.replicas:
             ended = replica.apply(verdict)
             assert [sequence.sequence_id for sequence in ended] == [failure.request_id for failure in failed]
-            assert all(sequence.error == ErrorInfo("grammar_error", "no such rule") for sequence in ended)
+            assert all(
+                sequence.error == ErrorInfo("grammar_error", "regex: no such rule", "regex") for sequence in ended
+            )
         self.finished.update(failure.request_id for failure in failed)
 
     @rule(data=st.data())
