@@ -291,3 +291,24 @@ def test_nobody_asked_costs_nothing() -> None:
     # 64 block maxima and masses, 5 best ids, for one row; then one number.
     assert sizes["logprobs"][0][1] == sizes["none"][0][1] + 4 * (2 * 32 + 2 * 5)
     assert sizes["logprobs"][2][1] == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": 20},
+        {"logprobs": 20, "logprobs_mode": "processed", "temperature": 0.5, "logprob_token_ids": (1, 2)},
+        {"logprobs": 20, "logit_bias": {3: 1.0}},
+        {"return_support": True, "top_k": 300},
+        {"return_support": True},
+    ],
+)
+def test_no_collective_grows_with_the_vocabulary(fields: dict[str, Any]) -> None:
+    largest = {}
+    for vocab_size in (8_000, 64_000):
+        rows = [RowSampling(params=SamplingParams(**fields), seed=seed) for seed in range(2)]
+        logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(2)) * 2
+        sampler = SlicedSampler(4, vocab_size)
+        sampler.sample(logits, rows, [0, 0])
+        largest[vocab_size] = max(size for _, size in sampler.payload_bytes)
+    assert largest[64_000] <= max(largest[8_000], 2 * 8 * 300)
