@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 from launch import cli_bench
 from launch import cli_types as types
 from launch.default_model import default_model
+from launch.exit_codes import ExitCode
 from launch.options import (
     Command,
     DoctorCommand,
@@ -48,6 +49,10 @@ def parse_command(argv: list[str]) -> Command | int:
         result: Command | int | None = app(args=argv, prog_name="lockstep", standalone_mode=False)
     except TyperException as error:
         raise UsageError(error.format_message()) from error
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
+    if result == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     return 0 if result is None else result
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -68,7 +68,7 @@ def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequ
     user_id: Any = f"line-{number}"
     try:
         # A byte order mark may stand before the first line.
-        value = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        value = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         return InputRequest(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
     if not isinstance(value, dict):
@@ -77,8 +77,10 @@ def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequ
     given_id = value.get("id")
     if given_id is not None:
         try:
+            # Neither NaN, nor a lone surrogate, nor an integer beyond 64 bits can be written back.
+            json.dumps(given_id, allow_nan=False)
             msgspec.json.encode(given_id)
-        except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             message = f"line {number}: its id cannot be echoed: {error}"
             return InputRequest(user_id, None, ErrorInfo("invalid_request", message, "id"))
         user_id = given_id
@@ -86,10 +88,6 @@ def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequ
         return InputRequest(user_id, json.dumps(_with_defaults(value, defaults)))
     except RecursionError:
         return InputRequest(user_id, None, ErrorInfo("invalid_request", f"line {number} is nested too deeply"))
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
