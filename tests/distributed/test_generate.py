@@ -42,6 +42,8 @@ GOOD: dict[str, dict[str, Any]] = {
         "json_schema": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]},
         "max_tokens": 60,
     },
+    "logprobs": {"prompt": "a", "logprobs": 1, "max_tokens": 2},
+    "not ascii": {"prompt": "心情 😀", "stop": ["é", "\u0301"], "max_tokens": 4},
     "nulls": {"prompt": "a", "stop": None, "regex": None, "json_object": False, "max_tokens": 1},
     "prompt longer than a step": {"prompt": "One two three " * 20, "temperature": 0, "max_tokens": 3},
 }
