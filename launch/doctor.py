@@ -51,11 +51,11 @@ def run_doctor(command: DoctorCommand) -> int:
     """Prints the findings; returns ``USAGE`` when something would fail."""
     findings = examine(command)
     if command.as_json:
-        print(msgspec.json.format(msgspec.json.encode(findings)).decode())  # noqa: T201
+        print(msgspec.json.format(msgspec.json.encode(findings)).decode())
     else:
         width = max(len(finding.name) for finding in findings)
         for finding in findings:
-            print(f"{finding.status:4}  {finding.name:{width}}  {finding.detail}")  # noqa: T201
+            print(f"{finding.status:4}  {finding.name:{width}}  {finding.detail}")
     return ExitCode.USAGE if any(finding.status == "fail" for finding in findings) else ExitCode.OK
 
 

@@ -59,5 +59,5 @@ def _run(argv: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"lockstep: {message}", file=sys.stderr)  # noqa: T201
+    print(f"lockstep: {message}", file=sys.stderr)
     return code

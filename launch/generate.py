@@ -278,7 +278,7 @@ def _progress() -> Progress:
 def _print_summary(ready: EngineReady, totals: Totals, elapsed_s: float) -> None:
     failed = f", {totals.failed} failed" if totals.failed else ""
     plural = "" if totals.requests == 1 else "s"
-    print(  # noqa: T201
+    print(
         f"lockstep: {totals.requests} request{plural}{failed}, {totals.tokens} tokens in {elapsed_s:.1f} s "
         f"({totals.tokens / max(elapsed_s, 1e-9):.1f} tokens/s) on TP{ready.tp_size} x PP{ready.pp_size}, "
         f"{ready.dtype} on {ready.device}",

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         environment = RankEnvironment.read(os.environ)
         command = parse_command(arguments)
     except (RankEnvironmentError, UsageError, DefaultModelError) as error:
-        print(f"lockstep: {error}", file=sys.stderr)  # noqa: T201
+        print(f"lockstep: {error}", file=sys.stderr)
         return ExitCode.USAGE
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
     rank: Rank | SampleRank | BenchSamplerRank
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         case BenchSamplerCommand():
             rank = BenchSamplerRank(command, environment)
         case _:
-            print("lockstep: only 'generate', 'sample' and 'bench' run under torchrun", file=sys.stderr)  # noqa: T201
+            print("lockstep: only 'generate', 'sample' and 'bench' run under torchrun", file=sys.stderr)
             return ExitCode.USAGE
     try:
         code = rank.run()
@@ -75,7 +75,7 @@ def _report(rank: Rank | SampleRank | BenchSamplerRank, environment: RankEnviron
     )
     expected = isinstance(error, (ValueError, *_CONSEQUENCES))
     if environment.run_folder is None:
-        print(f"lockstep: {report.sentence()}", file=sys.stderr)  # noqa: T201
+        print(f"lockstep: {report.sentence()}", file=sys.stderr)
     else:
         RunFolder(environment.run_folder).write_report(report)
     if not expected:
