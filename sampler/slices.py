@@ -142,10 +142,11 @@ def largest_values(
         count: How many.
     """
     if groups.shape[1] <= count:
-        top = logits[rows].topk(min(count, logits.shape[1]), dim=1, sorted=False)
-        missing = count - top.values.shape[1]
-        values = torch.nn.functional.pad(top.values, (0, missing), value=_NONE)
-        return values, torch.nn.functional.pad(top.indices, (0, missing))
+        own = logits[rows]
+        places = largest_places(own, min(count, logits.shape[1]))
+        missing = count - places.shape[1]
+        values = torch.nn.functional.pad(own.gather(1, places), (0, missing), value=_NONE)
+        return values, torch.nn.functional.pad(places, (0, missing))
     chosen = largest_places(groups[rows], count)
     members = logits.view(*groups.shape, GROUP_LENGTH)[rows.unsqueeze(1), chosen].view(len(rows), -1)
     places = largest_places(members, count)

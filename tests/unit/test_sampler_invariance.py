@@ -18,7 +18,7 @@ _VOCAB = 1000
 _ROWS = 64
 
 
-def _params(source: random.Random) -> SamplingParams:
+def _params(source: random.Random, vocab_size: int) -> SamplingParams:
     fields: dict[str, Any] = {"temperature": source.choice([0.0, 0.2, 0.9, 1.0, 2.5])}
     if source.random() < 0.5:
         fields["top_k"] = source.choice([1, 2, 10, 40, 400])
@@ -31,34 +31,35 @@ def _params(source: random.Random) -> SamplingParams:
     if source.random() < 0.3:
         fields |= {"frequency_penalty": 0.5, "presence_penalty": -0.25, "repetition_penalty": 1.3}
     if source.random() < 0.3:
-        fields["logit_bias"] = {source.randrange(_VOCAB): source.uniform(-5, 5) for _ in range(3)}
+        fields["logit_bias"] = {source.randrange(vocab_size): source.uniform(-5, 5) for _ in range(3)}
     if source.random() < 0.2:
         fields["min_tokens"] = 50
     return SamplingParams(**fields)
 
 
-def _batch(seed: int) -> tuple[torch.Tensor, list[RowSampling], list[int], torch.Tensor]:
+def _batch(seed: int, vocab_size: int = _VOCAB) -> tuple[torch.Tensor, list[RowSampling], list[int], torch.Tensor]:
     source = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(_ROWS, _VOCAB, generator=generator) * torch.tensor([0.5, 2.0, 6.0, 12.0]).repeat(16).unsqueeze(
-        1
-    )
+    logits = torch.randn(_ROWS, vocab_size, generator=generator) * torch.tensor([0.5, 2.0, 6.0, 12.0]).repeat(
+        16
+    ).unsqueeze(1)
     logits[::5] = (logits[::5] * 2).round() / 2
     rows = [
         RowSampling(
-            params=_params(source),
+            params=_params(source, vocab_size),
             seed=source.getrandbits(64),
             choice=source.randrange(4),
             stop_ids=(7, 9),
-            prompt_ids=[source.randrange(_VOCAB) for _ in range(20)],
-            output_ids=[source.randrange(_VOCAB) for _ in range(10)],
+            prompt_ids=[source.randrange(vocab_size) for _ in range(20)],
+            output_ids=[source.randrange(vocab_size) for _ in range(10)],
         )
         for _ in range(_ROWS)
     ]
     allowed = [
-        source.sample(range(_VOCAB), source.choice([1, 3, 500])) if source.random() < 0.3 else None for _ in rows
+        source.sample(range(vocab_size), source.choice([1, 3, vocab_size // 2])) if source.random() < 0.3 else None
+        for _ in rows
     ]
-    return logits, rows, [source.randrange(100) for _ in rows], mask_of(allowed, _VOCAB)
+    return logits, rows, [source.randrange(100) for _ in rows], mask_of(allowed, vocab_size)
 
 
 @pytest.mark.parametrize("candidates", [128, 2])
@@ -78,6 +79,35 @@ def test_tp_size_batch_and_row_order_change_nothing(seed: int, candidates: int) 
                 logits[chosen], [rows[index] for index in chosen], [positions[index] for index in chosen], mask[chosen]
             )
             assert torch.equal(got.token_ids, expected[chosen])
+
+
+_POOLS = 160
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_ten_thousand_random_cases_in_batches_of_every_size(part: int) -> None:
+    """Each row is drawn in a batch of 64 at tp 1 and again in another batch, order and tp_size: 10,240 rows in all."""
+    sizes_seen = set()
+    for pool in range(part * _POOLS // 8, (part + 1) * _POOLS // 8):
+        source = random.Random(pool)
+        vocab_size = source.choice([40, 150, 600, _VOCAB])
+        logits, rows, positions, mask = _batch(1000 + pool, vocab_size)
+        candidates = source.choice([128, 16, 2])
+        expected = SlicedSampler(1, vocab_size, candidates=candidates).sample(logits, rows, positions, mask).token_ids
+        order = source.sample(range(_ROWS), _ROWS)
+        while order:
+            # Small batches come often enough for all sizes to be tried.
+            count = min(len(order), source.choice([1 + source.randrange(8), 1 + source.randrange(_ROWS)]))
+            chosen, order = order[:count], order[count:]
+            sizes_seen.add(count)
+            size = source.choice([1, 1, 2, 3, 5])
+            got = SlicedSampler(size, vocab_size, candidates=candidates).sample(
+                logits[chosen], [rows[index] for index in chosen], [positions[index] for index in chosen], mask[chosen]
+            )
+            assert torch.equal(got.token_ids, expected[chosen]), (pool, chosen)
+    assert len(sizes_seen) > 20
+    assert min(sizes_seen) == 1
 
 
 def test_thread_count_changes_nothing() -> None:
