@@ -68,11 +68,11 @@ class Bench:
         if plan.constrained_rows:
             self.masks.send(plan.constrained_rows, torch.stack([mask_row(ids) for ids in allowed if ids is not None]))
         padding = torch.full((len(sequences), BLOCKS.padded_size - VOCAB), float("-inf"))
-        ids, statuses, _ = self.part.sample(plan, sequences, torch.cat((logits, padding), dim=1))
-        reasons = [row_status(status)[0] for status in statuses.tolist()]
+        drawn = self.part.sample(plan, sequences, torch.cat((logits, padding), dim=1))
+        reasons = [row_status(status)[0] for status in drawn.statuses.tolist()]
         return [
             token_id if reason is RowReason.NONE else -reason
-            for token_id, reason in zip(ids.tolist(), reasons, strict=True)
+            for token_id, reason in zip(drawn.token_ids.tolist(), reasons, strict=True)
         ]
 
 
