@@ -131,7 +131,7 @@ def test_draws_follow_the_definition(index: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("index", "kind"), enumerate(["p", "kp", "first kp", "m"]))
+@pytest.mark.parametrize(("index", "kind"), list(enumerate(["p", "kp", "first kp", "m"])))
 def test_draws_after_the_exact_rounds_follow_the_definition(index: int, kind: str) -> None:
     params = _params(random.Random(70 + index), kind)
     logits = _logits(3 * index, _VOCAB)
@@ -143,7 +143,7 @@ def test_draws_after_the_exact_rounds_follow_the_definition(index: int, kind: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("index", "fields"), enumerate([{}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.6, "temperature": 0.7}])
+    ("index", "fields"), list(enumerate([{}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.6, "temperature": 0.7}]))
 )
 def test_draws_from_a_large_vocabulary_follow_the_definition(index: int, fields: dict[str, Any]) -> None:
     params = SamplingParams(**fields)
