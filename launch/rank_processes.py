@@ -99,6 +99,23 @@ class RankProcesses:
         return RanksFailedError(message, code if code > 0 else ExitCode.RANK_FAILED)
 
 
+def run_to_the_end(options: RankOptions, argv: list[str]) -> None:
+    """Runs ranks that need no front side and returns when they are done.
+
+    Raises:
+        RanksFailedError: A rank failed.
+    """
+    folder = RunFolder.create()
+    try:
+        ranks = RankProcesses(options, argv, folder)
+        try:
+            ranks.wait_for_success()
+        finally:
+            ranks.end()
+    finally:
+        folder.remove()
+
+
 def replace_by_agent(options: RankOptions, nodes: NodeOptions, argv: list[str]) -> None:
     """Becomes the agent of one of several nodes; the leader, on whichever node it is, starts its own front side."""
     here = options.world_size // nodes.nnodes

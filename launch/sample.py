@@ -5,8 +5,7 @@ from __future__ import annotations
 from launch.cli import UsageError
 from launch.exit_codes import ExitCode
 from launch.options import SampleCommand
-from launch.rank_processes import RankProcesses
-from launch.run_folder import RunFolder
+from launch.rank_processes import run_to_the_end
 
 
 def run_sample(command: SampleCommand, argv: list[str]) -> int:
@@ -21,13 +20,5 @@ def run_sample(command: SampleCommand, argv: list[str]) -> int:
             pass
     except OSError as error:
         raise UsageError(f"--input {command.input_file}: {error.strerror}") from error
-    folder = RunFolder.create()
-    try:
-        ranks = RankProcesses(command.ranks, argv, folder)
-        try:
-            ranks.wait_for_success()
-        finally:
-            ranks.end()
-    finally:
-        folder.remove()
+    run_to_the_end(command.ranks, argv)
     return ExitCode.OK
