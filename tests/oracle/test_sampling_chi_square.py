@@ -117,7 +117,7 @@ def _logits(seed: int, vocab_size: int) -> torch.Tensor:
     return (logits * 2).round() / 2 if seed % 3 == 1 else logits
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("index", range(30))
 def test_draws_follow_the_definition(index: int) -> None:
     params = _params(random.Random(index), _KINDS[index % 10])
@@ -130,7 +130,7 @@ def test_draws_follow_the_definition(index: int) -> None:
     assert _p_value(counts, _by_definition(logits, params)) > _LEAST, params
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("index", "kind"), list(enumerate(["p", "kp", "first kp", "m"])))
 def test_draws_after_the_exact_rounds_follow_the_definition(index: int, kind: str) -> None:
     params = _params(random.Random(70 + index), kind)
@@ -141,7 +141,7 @@ def test_draws_after_the_exact_rounds_follow_the_definition(index: int, kind: st
     assert _p_value(counts, probabilities) > _LEAST, params
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("index", "fields"), list(enumerate([{}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.6, "temperature": 0.7}]))
 )

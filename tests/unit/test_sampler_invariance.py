@@ -85,7 +85,7 @@ _POOLS = 160
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.sweep) for part in range(2, 8))])
 def test_ten_thousand_random_cases_in_batches_of_every_size(part: int) -> None:
     """Each row is drawn in a batch of 64 at tp 1 and again in another batch, order and tp_size: 10,240 rows in all."""
     sizes_seen = set()
