@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from ranks import run_ranks
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
@@ -58,6 +59,7 @@ def test_a_rank_three_seconds_late_is_waited_for(late: int) -> None:
 def missing_rank(rank: int, world_size: int, port: int, missing: tuple[int, ...]) -> tuple[str, float]:
     here = environment(rank, world_size, port)
     store = connect_store(here, 10)
+    dist.barrier()  # all are connected before any gives up
     result = ("", 0.0) if rank in missing else timed(lambda: meet(store, "loaded", here, 1.5))
     # Rank 0 keeps the store; it must not leave before the others have looked.
     time.sleep(1.0 if rank == 0 else 0.0)
@@ -78,6 +80,7 @@ def store_lost(rank: int, world_size: int, port: int) -> tuple[str, str]:
     """Rank 0, which keeps the store, gives up and is gone while rank 1 still waits for rank 2."""
     here = environment(rank, world_size, port)
     store = connect_store(here, 10)
+    dist.barrier()  # all are connected before any gives up
     if rank == 2:
         time.sleep(4)
         return "", ""
