@@ -79,8 +79,9 @@ def test_front_side_killed(tiny: str, endless: str) -> None:
     with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
         started.wait_for_output('"line-1"', START_S)
         started.process.kill()
-        started.process.wait(10)
+        assert started.process.wait(10) == -signal.SIGKILL
         wait_until(lambda: not started.family(), CLEAN_S, "all processes to end")
+        assert started.ranks() == {}
 
 
 @pytest.mark.parametrize("victim", [0, 3])

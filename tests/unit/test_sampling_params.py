@@ -231,4 +231,4 @@ def test_numbers_are_finite_after_parsing() -> None:
 def test_the_module_needs_no_torch() -> None:
     code = "import sys, sampler.params; sys.exit('torch' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
