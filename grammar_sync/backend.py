@@ -6,11 +6,8 @@ from typing import Protocol
 
 import torch
 
+from grammar_sync.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
-
-
-class CompileError(ValueError):
-    """A grammar cannot be compiled: the client's fault, told in one line."""
 
 
 class Matcher(Protocol):
@@ -38,11 +35,33 @@ class CompiledGrammar(Protocol):
 
 
 class GrammarBackend(Protocol):
-    """A grammar engine for one vocabulary; may be called from several threads at once."""
+    """One or more grammar engines for one vocabulary; may be called from several threads at once."""
 
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+    def prepare(self, spec: GrammarSpec) -> tuple[PreparedGrammar, ...]:
+        """Returns at least one form that can be compiled, in order of preference: pure Python, the same everywhere.
+
+        Raises:
+            CompileError: The grammar is wrong, or has something that cannot be enforced.
+        """
+
+    def compile(self, prepared: PreparedGrammar) -> CompiledGrammar:
         """Returns the compiled grammar.
 
         Raises:
-            CompileError: The grammar is wrong, or allows no output at all.
+            CompileError: The engine refuses the grammar, or it allows no output at all.
         """
+
+
+def compile_spec(backend: GrammarBackend, spec: GrammarSpec) -> tuple[PreparedGrammar, CompiledGrammar]:
+    """Returns the first of a grammar's prepared forms that compiles, and what it was compiled to.
+
+    Raises:
+        CompileError: The grammar cannot be prepared, or none of its forms compiles; the first form's message.
+    """
+    refusal = CompileError(f"the {spec.kind} grammar has no form that can be compiled")
+    for index, prepared in enumerate(backend.prepare(spec)):
+        try:
+            return prepared, backend.compile(prepared)
+        except CompileError as error:
+            refusal = error if index == 0 else refusal
+    raise refusal

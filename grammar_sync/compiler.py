@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from grammar_sync.backend import CompiledGrammar, CompileError, GrammarBackend
+from grammar_sync.backend import CompiledGrammar, GrammarBackend, compile_spec
+from grammar_sync.prepared import CompileError
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vocabulary import GrammarVocabulary
 from grammar_sync.xgrammar_backend import XGrammarBackend
@@ -195,7 +196,8 @@ class ThreadedGrammarCompiler:
         outcome: CompileOutcome = Failed("internal error of the grammar compiler")
         start = time.perf_counter()
         try:
-            outcome = Ready(self._backend.compile(spec), time.perf_counter() - start)
+            _, compiled = compile_spec(self._backend, spec)
+            outcome = Ready(compiled, time.perf_counter() - start)
         except CompileError as error:
             outcome = Failed(str(error))
         finally:

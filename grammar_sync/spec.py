@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
 
-GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
+GRAMMAR_FIELDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
 """The request fields of which at most one may be given."""
+
+GRAMMAR_OPTION_FIELDS = ("strict", "any_whitespace", "max_whitespace", "max_string_length", "max_items", "ebnf_root")
+"""The request fields that say how a grammar is to be enforced."""
+
+DEFAULT_MAX_WHITESPACE = 21
+"""Blanks between two JSON tokens: a newline and an indent of 20. Fewer, and small models cannot lay out JSON as they
+learnt it and rarely finish; unbounded, and some write blanks until their budget ends."""
 
 MAX_SOURCE_BYTES = 131_072
 """Bound on the canonical text in UTF-8: compile time grows faster than the length (a literal of 1 MB takes minutes)."""
@@ -30,7 +38,14 @@ MAX_ENUM_VALUES = 2048
 MAX_REFERENCES = 512
 """Bound on distinct ``$ref`` targets: a chain of 2,000 takes 5 s to compile, one of 5,000 ends the process."""
 
+MAX_WHITESPACE = 256
+"""Bound on ``max_whitespace``."""
+
+MAX_DEFAULT_BOUND = 4096
+"""Bound on ``max_string_length`` and ``max_items``."""
+
 _EXCERPT_LENGTH = 80
+_RULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _REGEX_SPANS: Mapping[str, str] = {"[": "]"}
 _EBNF_SPANS: Mapping[str, str] = {"[": "]", '"': '"', "#": "\n"}
 _JSON_OBJECT_SOURCE = '{"type":"object"}'
@@ -54,9 +69,19 @@ class GrammarOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         strict: Refuse what cannot be enforced, rather than running without it.
+        any_whitespace: Allow blanks and line ends between JSON tokens; else one form, ``", "`` and ``": "``.
+        max_whitespace: How many of them may stand between two JSON tokens.
+        max_string_length: Bound on JSON strings that their schema leaves unbounded, in characters; None for no bound.
+        max_items: Bound on JSON arrays that their schema leaves unbounded, in items; None for no bound.
+        root_rule: Where an EBNF starts.
     """
 
     strict: bool = True
+    any_whitespace: bool = True
+    max_whitespace: int = DEFAULT_MAX_WHITESPACE
+    max_string_length: int | None = None
+    max_items: int | None = None
+    root_rule: str = "root"
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
@@ -81,13 +106,14 @@ def parse_grammar(fields: Mapping[str, object]) -> GrammarSpec | None:
 
     Args:
         fields: ``json_schema`` (dict, bool, or JSON text of one), ``json_object`` (bool), ``regex`` (str), ``ebnf``
-            (str with a rule named root), ``choice`` (list of different, non-empty str), ``strict``
-            (bool, default true).
+            (str with a rule named root), ``choice`` (list of different, non-empty str), ``structural_tag`` (dict, or
+            JSON text of one); and the options: ``strict``, ``any_whitespace`` (bool, default true),
+            ``max_whitespace``, ``max_string_length``, ``max_items`` (int), ``ebnf_root`` (str).
 
     Raises:
         GrammarError: A field is malformed or beyond a bound, or more than one grammar is given.
     """
-    options = GrammarOptions(strict=_parse_bool("strict", fields.get("strict"), default=True))
+    options = _parse_options(fields)
     wants_object = _parse_bool("json_object", fields.get("json_object"), default=False)
     given = [
         name for name in GRAMMAR_FIELDS if fields.get(name) is not None and (name != "json_object" or wants_object)
@@ -97,19 +123,44 @@ def parse_grammar(fields: Mapping[str, object]) -> GrammarSpec | None:
     if len(given) > 1:
         raise GrammarError(given[1], f"given together with {given[0]}; a request takes at most one grammar")
     value = fields[given[0]]
-    match given[0]:
+    return GrammarSpec(given[0], _source(given[0], value), options)
+
+
+def _source(kind: GrammarKind, value: object) -> str:
+    match kind:
         case "json_schema":
-            return GrammarSpec("json_schema", _schema_source(value), options)
+            return _schema_source(value)
         case "json_object":
-            return GrammarSpec("json_object", _JSON_OBJECT_SOURCE, options)
-        case "regex":
-            return GrammarSpec("regex", _text_source("regex", value), options)
-        case "ebnf":
-            return GrammarSpec("ebnf", _text_source("ebnf", value), options)
+            return _JSON_OBJECT_SOURCE
+        case "regex" | "ebnf":
+            return _text_source(kind, value)
         case "choice":
-            return GrammarSpec("choice", _choice_source(value), options)
-        case name:
-            raise GrammarError(name, "not supported yet; use json_schema, json_object, regex, ebnf or choice")
+            return _choice_source(value)
+        case "structural_tag":
+            return _tag_source(value)
+
+
+def _parse_options(fields: Mapping[str, object]) -> GrammarOptions:
+    root_rule = fields.get("ebnf_root")
+    if root_rule is not None and (not isinstance(root_rule, str) or not _RULE_NAME.fullmatch(root_rule)):
+        raise GrammarError("ebnf_root", f"got {_excerpt(root_rule)}, expected the name of a rule")
+    max_whitespace = _parse_count("max_whitespace", fields.get("max_whitespace"), 0, MAX_WHITESPACE)
+    return GrammarOptions(
+        strict=_parse_bool("strict", fields.get("strict"), default=True),
+        any_whitespace=_parse_bool("any_whitespace", fields.get("any_whitespace"), default=True),
+        max_whitespace=DEFAULT_MAX_WHITESPACE if max_whitespace is None else max_whitespace,
+        max_string_length=_parse_count("max_string_length", fields.get("max_string_length"), 1, MAX_DEFAULT_BOUND),
+        max_items=_parse_count("max_items", fields.get("max_items"), 1, MAX_DEFAULT_BOUND),
+        root_rule="root" if root_rule is None else root_rule,
+    )
+
+
+def _parse_count(param: str, value: object, least: int, most: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise GrammarError(param, f"got {_excerpt(value)}, expected an integer from {least} to {most}")
+    return value
 
 
 def _parse_bool(param: str, value: object, *, default: bool) -> bool:
@@ -150,16 +201,16 @@ def _choice_source(value: object) -> str:
 
 
 def _schema_source(value: object) -> str:
-    schema = _parse_schema_text(value) if isinstance(value, str) else value
+    schema = _parse_json("json_schema", value) if isinstance(value, str) else value
     if not isinstance(schema, bool | dict):
         raise GrammarError("json_schema", f"got {_excerpt(value)}, expected a JSON Schema: an object, true or false")
     if schema is False:
         raise GrammarError("json_schema", "the schema false allows no value at all")
     references: set[str] = set()
-    for path, depth, key, item in _walk("", 1, "", schema):
+    for path, depth, key, item in _walk("json_schema", "", 1, "", schema):
         if depth > MAX_NESTING:
             raise GrammarError("json_schema", f"nested deeper than {MAX_NESTING} at {_excerpt(path)}")
-        _check_scalar(path, item)
+        _check_scalar("json_schema", path, item)
         if key == "enum" and isinstance(item, list) and len(item) > MAX_ENUM_VALUES:
             raise GrammarError("json_schema", f"{path} has {len(item)} values, at most {MAX_ENUM_VALUES} are allowed")
         if key == "pattern" and isinstance(item, str):
@@ -171,20 +222,33 @@ def _schema_source(value: object) -> str:
     return _check_size("json_schema", _compact_json("json_schema", schema))
 
 
-def _parse_schema_text(text: str) -> object:
-    _check_text("json_schema", text)
-    _check_size("json_schema", text)
+def _tag_source(value: object) -> str:
+    tag = _parse_json("structural_tag", value) if isinstance(value, str) else value
+    if not isinstance(tag, dict):
+        raise GrammarError("structural_tag", f"got {_excerpt(value)}, expected a JSON object")
+    for path, depth, _, item in _walk("structural_tag", "", 1, "", tag):
+        if depth > MAX_NESTING:
+            raise GrammarError("structural_tag", f"nested deeper than {MAX_NESTING} at {_excerpt(path)}")
+        _check_scalar("structural_tag", path, item)
+    if not isinstance(tag.get("format"), dict) and not (tag.get("structures") and tag.get("triggers")):
+        raise GrammarError("structural_tag", 'has neither an object "format" nor non-empty "structures" and "triggers"')
+    return _check_size("structural_tag", _compact_json("structural_tag", tag))
+
+
+def _parse_json(param: str, text: str) -> object:
+    _check_text(param, text)
+    _check_size(param, text)
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise GrammarError("json_schema", f"is no JSON: {error}") from None
+        raise GrammarError(param, f"is no JSON: {error}") from None
     except RecursionError:
-        raise GrammarError("json_schema", f"nested deeper than {MAX_NESTING}") from None
+        raise GrammarError(param, f"nested deeper than {MAX_NESTING}") from None
     except ValueError as error:
-        raise GrammarError("json_schema", f"has a number that cannot be read: {error}") from None
+        raise GrammarError(param, f"has a number that cannot be read: {error}") from None
 
 
-def _walk(path: str, depth: int, key: str, value: object) -> Iterator[tuple[str, int, str, object]]:
+def _walk(param: str, path: str, depth: int, key: str, value: object) -> Iterator[tuple[str, int, str, object]]:
     """Yields (JSON pointer, nesting depth, last key, value) of all values inside one, itself first, without recursion.
 
     Values below ``MAX_NESTING`` + 1 are not visited, so that a value that contains itself ends too.
@@ -192,28 +256,26 @@ def _walk(path: str, depth: int, key: str, value: object) -> Iterator[tuple[str,
     stack = [(path, depth, key, value)]
     while stack:
         path, depth, key, value = stack.pop()
-        yield path or "the schema", depth, key, value
+        yield path or "the whole", depth, key, value
         if depth > MAX_NESTING:
             continue
         if isinstance(value, dict):
             for name, item in value.items():
                 if not isinstance(name, str):
-                    raise GrammarError(
-                        "json_schema", f"{path or 'the schema'} has the key {_excerpt(name)}, expected a string"
-                    )
-                _check_text("json_schema", name, place=f"a key of {path or 'the schema'} ")
+                    raise GrammarError(param, f"{path or 'the whole'} has the key {_excerpt(name)}, expected a string")
+                _check_text(param, name, place=f"a key of {path or 'the whole'} ")
                 stack.append((f"{path}/{name}", depth + 1, name, item))
         elif isinstance(value, list | tuple):
             stack.extend((f"{path}/{index}", depth + 1, "", item) for index, item in enumerate(value))
 
 
-def _check_scalar(path: str, value: object) -> None:
+def _check_scalar(param: str, path: str, value: object) -> None:
     if isinstance(value, str):
-        _check_text("json_schema", value, place=f"{path} ")
+        _check_text(param, value, place=f"{path} ")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise GrammarError("json_schema", f"{path} is {value}, expected a finite number")
+        raise GrammarError(param, f"{path} is {value}, expected a finite number")
     elif value is not None and not isinstance(value, bool | int | float | dict | list | tuple):
-        raise GrammarError("json_schema", f"{path} is a {type(value).__name__}, expected a JSON value")
+        raise GrammarError(param, f"{path} is a {type(value).__name__}, expected a JSON value")
 
 
 def _check_text(param: str, text: str, *, place: str = "") -> None:

@@ -8,13 +8,9 @@ import re
 import torch
 import xgrammar as xgr
 
-from grammar_sync.backend import CompileError
+from grammar_sync.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vocabulary import GrammarVocabulary
-
-MAX_WHITESPACE_COUNT = 21
-"""Blanks between two JSON tokens: a newline and an indent of 20. Fewer, and small models cannot lay out JSON as they
-learnt it and rarely finish; unbounded, and some write blanks until their budget ends."""
 
 _VOCAB_TYPES = {
     "byte_level": xgr.VocabType.BYTE_LEVEL,
@@ -77,14 +73,29 @@ class XGrammarBackend:
         # One thread a grammar, so that one request's compile leaves the other cores alone; its cache has no say here.
         self._compiler = xgr.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def compile(self, spec: GrammarSpec) -> XGrammarCompiled:
+    def prepare(self, spec: GrammarSpec) -> tuple[PreparedGrammar, ...]:
+        """Returns the one form that xgrammar compiles.
+
+        Raises:
+            CompileError: The grammar is wrong, or has something that cannot be enforced.
+        """
+        match spec.kind:
+            case "json_schema" | "json_object":
+                return (PreparedGrammar("xgrammar", "json_schema", spec.source, spec.options),)
+            case "choice":
+                source = choice_grammar(json.loads(spec.source))
+                return (PreparedGrammar("xgrammar", "ebnf", source, spec.options),)
+            case "regex" | "ebnf" | "structural_tag":
+                return (PreparedGrammar("xgrammar", spec.kind, spec.source, spec.options),)
+
+    def compile(self, prepared: PreparedGrammar) -> XGrammarCompiled:
         """Returns the compiled grammar; releases the GIL meanwhile.
 
         Raises:
             CompileError: xgrammar refuses the grammar, or its first mask allows nothing.
         """
         try:
-            compiled = XGrammarCompiled(self._compile(spec))
+            compiled = XGrammarCompiled(self._compile(prepared))
             first_mask = torch.full((self._mask_words,), -1, dtype=torch.int32)
             compiled.new_matcher().fill(first_mask)
         except (RuntimeError, ValueError) as error:
@@ -93,18 +104,24 @@ class XGrammarBackend:
             raise CompileError("the grammar allows no output at all: no token can start it")
         return compiled
 
-    def _compile(self, spec: GrammarSpec) -> xgr.CompiledGrammar:
-        match spec.kind:
-            case "json_schema" | "json_object":
+    def _compile(self, prepared: PreparedGrammar) -> xgr.CompiledGrammar:
+        options = prepared.options
+        match prepared.language:
+            case "json_schema":
                 return self._compiler.compile_json_schema(
-                    spec.source, any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE_COUNT, strict_mode=True
+                    prepared.source,
+                    any_whitespace=options.any_whitespace,
+                    max_whitespace_cnt=options.max_whitespace,
+                    strict_mode=True,
                 )
             case "regex":
-                return self._compiler.compile_regex(spec.source)
+                return self._compiler.compile_regex(prepared.source)
             case "ebnf":
-                return self._compiler.compile_grammar(spec.source)
-            case "choice":
-                return self._compiler.compile_grammar(choice_grammar(json.loads(spec.source)))
+                return self._compiler.compile_grammar(prepared.source)
+            case "structural_tag":
+                return self._compiler.compile_structural_tag(prepared.source)
+            case language:
+                raise CompileError(f"xgrammar does not read {language}")
 
 
 def choice_grammar(texts: list[str]) -> str:

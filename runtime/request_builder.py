@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grammar_sync.spec import GRAMMAR_FIELDS, GrammarError, GrammarSpec, parse_grammar
+from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, GrammarSpec, parse_grammar
 from runtime.chat_template import ChatTemplateError
 from runtime.messages import ErrorInfo
 from runtime.shown_value import shown
@@ -120,10 +120,10 @@ class RequestBuilder:
         rest = {
             name: value
             for name, value in fields.items()
-            if name not in (*_PROMPT_FIELDS, *GRAMMAR_FIELDS, "strict", "id")
+            if name not in (*_PROMPT_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, "id")
         }
         try:
-            grammar = parse_grammar({name: fields[name] for name in (*GRAMMAR_FIELDS, "strict") if name in fields})
+            grammar = parse_grammar(fields)
             params = SamplingParams.parse(
                 {"prompt_logprobs": 0} | rest if score else rest,
                 vocab_size=self._limits.vocab_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import msgspec
 import pytest
 import torch
 from grammars import allowed_ids, encode, small_vocabulary
@@ -15,6 +16,7 @@ from grammar_sync.backend import CompiledGrammar
 from grammar_sync.compiler import ThreadedGrammarCompiler
 from grammar_sync.manager import GrammarManager
 from grammar_sync.masks import MaskError, MaskExchange
+from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.relay import relay_verdict
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
@@ -126,10 +128,13 @@ class DelayedBackend:
         self._random = random.Random(1000 * seed + rank)
         self._rank = rank
 
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+    def prepare(self, spec: GrammarSpec) -> tuple[PreparedGrammar, ...]:
+        return self._backend.prepare(spec)
+
+    def compile(self, prepared: PreparedGrammar) -> CompiledGrammar:
         time.sleep(self._random.random() * 0.05)
-        broken = self._rank == 1 and spec.source == "only-here"
-        return self._backend.compile(spec_of(regex="(") if broken else spec)
+        broken = self._rank == 1 and prepared.source == "only-here"
+        return self._backend.compile(msgspec.structs.replace(prepared, source="(") if broken else prepared)
 
 
 def delayed_rank(rank: int, world_size: int, seeds: list[int]) -> list[list[Verdict]]:

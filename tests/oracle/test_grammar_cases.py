@@ -10,8 +10,9 @@ import pytest
 import torch
 from grammars import Speller, allowed_ids, default_model_path, gguf_vocabulary, is_allowed, small_vocabulary
 
-from grammar_sync.backend import CompiledGrammar, CompileError
+from grammar_sync.backend import CompiledGrammar, compile_spec
 from grammar_sync.masks import MaskFiller
+from grammar_sync.prepared import CompileError
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
 from grammar_sync.xgrammar_backend import XGrammarBackend
@@ -73,7 +74,7 @@ def judge(request: pytest.FixtureRequest) -> Judge:
 @pytest.mark.skipif(not CASES_PATH.is_file(), reason=f"{CASES_PATH.name} is not beside this checkout")
 @pytest.mark.parametrize("case", cases(*EXACT_KINDS), ids=lambda case: str(case["id"]))
 def test_exact_kinds(judge: Judge, case: dict[str, Any]) -> None:
-    compiled = judge.backend.compile(spec_of(case))
+    compiled = compile_spec(judge.backend, spec_of(case))[1]
     missed = [text for text in case["accept"] if not judge.takes(compiled, text)]
     loose = [text for text in case["reject"] if judge.takes(compiled, text)]
     assert (missed, loose) == ([], [])
@@ -97,7 +98,7 @@ def test_the_mask_is_what_accept_takes_at_every_state(fields: dict[str, object],
     judge = Judge(vocabulary)
     spec = parse_grammar(fields)
     assert spec is not None
-    compiled = judge.backend.compile(spec)
+    compiled = compile_spec(judge.backend, spec)[1]
     ids = Speller(vocabulary).ids(text)
     filler = MaskFiller(vocabulary)
     for cut in range(len(ids) + 1):
@@ -119,7 +120,7 @@ def test_every_schema_compiles_or_is_refused_in_one_line() -> None:
     schemas = cases("json_schema")
     for case in schemas:
         try:
-            assert judge.backend.compile(spec_of(case)).size_bytes > 0
+            assert compile_spec(judge.backend, spec_of(case))[1].size_bytes > 0
         except CompileError as error:
             failures[case["id"]] = str(error)
     assert all(message and "\n" not in message and len(message) <= 301 for message in failures.values())

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from grammars import END, allowed_ids, encode, small_vocabulary
 
-from grammar_sync.backend import CompileError, Matcher
+from grammar_sync.backend import Matcher, compile_spec
 from grammar_sync.compiler import CompileOutcome, CompilerError, Failed, Pending, Ready, ThreadedGrammarCompiler
 from grammar_sync.masks import MaskFiller
+from grammar_sync.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.xgrammar_backend import XGrammarBackend, one_line
 
@@ -43,18 +44,21 @@ class FakeBackend:
         self.most_running = 0
         self._lock = threading.Lock()
 
-    def compile(self, spec: GrammarSpec) -> FakeCompiled:
+    def prepare(self, spec: GrammarSpec) -> tuple[PreparedGrammar, ...]:
+        return (PreparedGrammar("xgrammar", "regex", spec.source, spec.options),)
+
+    def compile(self, prepared: PreparedGrammar) -> FakeCompiled:
         with self._lock:
-            self.compiled.append(spec.source)
+            self.compiled.append(prepared.source)
             self.running += 1
             self.most_running = max(self.most_running, self.running)
         try:
             if not self.gate.wait(PATIENCE_S):
                 raise TimeoutError("the test never opened the gate")
-            if spec.source.startswith("bad"):
-                raise CompileError(f"no such grammar: {spec.source}")
-            if spec.source.startswith("broken"):
-                raise KeyError(spec.source)
+            if prepared.source.startswith("bad"):
+                raise CompileError(f"no such grammar: {prepared.source}")
+            if prepared.source.startswith("broken"):
+                raise KeyError(prepared.source)
             return FakeCompiled(1000)
         finally:
             with self._lock:
@@ -242,9 +246,12 @@ def test_a_compile_that_runs_does_not_keep_the_process() -> None:
 import threading
 from grammars import small_vocabulary
 from grammar_sync.compiler import ThreadedGrammarCompiler
+from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec
 class Endless:
-    def compile(self, spec):
+    def prepare(self, spec):
+        return (PreparedGrammar("xgrammar", "regex", spec.source, spec.options),)
+    def compile(self, prepared):
         running.set()
         threading.Event().wait(300)
 running = threading.Event()
@@ -301,7 +308,7 @@ def test_a_bad_grammar_is_told_in_one_line(backend: XGrammarBackend, fields: dic
     spec = parse_grammar(fields)
     assert spec is not None
     with pytest.raises(CompileError, match=message) as caught:
-        backend.compile(spec)
+        compile_spec(backend, spec)
     text = str(caught.value)
     assert "\n" not in text
     assert ".cc:" not in text
@@ -318,7 +325,7 @@ def test_compiles_side_by_side_are_as_good_as_one_by_one(backend: XGrammarBacken
         outcome = settled(compiler, spec)
         assert isinstance(outcome, Ready)
         beside, _ = filler.fill([outcome.compiled.new_matcher()])
-        alone, _ = filler.fill([backend.compile(spec).new_matcher()])
+        alone, _ = filler.fill([compile_spec(backend, spec)[1].new_matcher()])
         assert beside.tolist() == alone.tolist()
 
 
@@ -332,7 +339,7 @@ def test_messages_are_trimmed() -> None:
 def test_a_choice_is_exactly_its_texts(backend: XGrammarBackend, text: str) -> None:
     spec = parse_grammar({"choice": ["other", text]})
     assert spec is not None
-    matcher = backend.compile(spec).new_matcher()
+    matcher = compile_spec(backend, spec)[1].new_matcher()
     for token_id in encode(text):
         assert matcher.accept(token_id)
     masks, _ = MaskFiller(VOCABULARY).fill([matcher])

@@ -12,6 +12,7 @@ from grammar_sync.agreement import GrammarFailure, LocalReport
 from grammar_sync.backend import GrammarBackend
 from grammar_sync.compiler import CompileOutcome, GrammarCompiler, Pending, ThreadedGrammarCompiler
 from grammar_sync.manager import GrammarManager, GrammarRefusal, GrammarStateError
+from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.xgrammar_backend import XGrammarBackend, XGrammarCompiled
 
@@ -23,9 +24,12 @@ class CountingBackend:
         self.sources: list[str] = []
         self._backend = backend
 
-    def compile(self, spec: GrammarSpec) -> XGrammarCompiled:
-        self.sources.append(spec.source)
-        compiled = self._backend.compile(spec)
+    def prepare(self, spec: GrammarSpec) -> tuple[PreparedGrammar, ...]:
+        return self._backend.prepare(spec)
+
+    def compile(self, prepared: PreparedGrammar) -> XGrammarCompiled:
+        self.sources.append(prepared.source)
+        compiled = self._backend.compile(prepared)
         assert isinstance(compiled, XGrammarCompiled)
         return compiled
 

@@ -20,7 +20,7 @@ from grammars import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammar_sync.backend import Matcher
+from grammar_sync.backend import Matcher, compile_spec
 from grammar_sync.masks import MaskError, MaskExchange, MaskFiller
 from grammar_sync.spec import parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError, VocabularyType
@@ -48,7 +48,7 @@ class Lazy:
 def matcher_of(vocabulary: GrammarVocabulary, fields: dict[str, object], text: str = "") -> Matcher:
     spec = parse_grammar(fields)
     assert spec is not None
-    matcher = XGrammarBackend(vocabulary).compile(spec).new_matcher()
+    matcher = compile_spec(XGrammarBackend(vocabulary), spec)[1].new_matcher()
     for token_id in encode(text):
         assert matcher.accept(token_id)
     return matcher
@@ -118,7 +118,7 @@ def test_other_ways_to_write_tokens(vocab_type: VocabularyType) -> None:
     vocabulary = GrammarVocabulary(tokens, vocab_type, len(tokens), (1,), frozenset({0, 1}))
     spec = parse_grammar({"regex": r"a\n( a|b)"})
     assert spec is not None
-    matcher = XGrammarBackend(vocabulary).compile(spec).new_matcher()
+    matcher = compile_spec(XGrammarBackend(vocabulary), spec)[1].new_matcher()
     for expected, token_id in ([2], 2), ([4], 4), ([3, 5], 5), ([1], 1):
         masks, _ = MaskFiller(vocabulary).fill([matcher])
         assert allowed_ids(masks[0]) == expected
@@ -211,7 +211,7 @@ def test_control_tokens_of_the_default_model_are_never_text() -> None:
     vocabulary = gguf_vocabulary(path)
     spec = parse_grammar({"json_object": True})
     assert spec is not None
-    matcher = XGrammarBackend(vocabulary).compile(spec).new_matcher()
+    matcher = compile_spec(XGrammarBackend(vocabulary), spec)[1].new_matcher()
     for text in ("{", '"', "a", '"', ":", '"'):
         assert matcher.accept(list(vocabulary.tokens).index(text))
     masks, _ = MaskFiller(vocabulary).fill([matcher])

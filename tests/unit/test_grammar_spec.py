@@ -130,7 +130,14 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("choice", ["\ud83d"], "lone surrogate"),
     ("choice", [str(i) for i in range(MAX_ENUM_VALUES + 1)], f"at most {MAX_ENUM_VALUES}"),
     ("choice", ["x" * MAX_SOURCE_BYTES], f"at most {MAX_SOURCE_BYTES}"),
-    ("structural_tag", {}, "not supported yet"),
+    ("structural_tag", [], "expected a JSON object"),
+    ("structural_tag", "{", "no JSON"),
+    ("structural_tag", {"structures": [], "triggers": ["a"]}, "has neither"),
+    ("max_whitespace", -1, "from 0 to"),
+    ("max_string_length", True, "from 1 to"),
+    ("max_items", 10**6, "from 1 to"),
+    ("any_whitespace", "no", "true or false"),
+    ("ebnf_root", "a b", "name of a rule"),
     ("strict", "yes", "true or false"),
 ]
 
@@ -193,7 +200,9 @@ def test_the_source_is_the_schema(schema: dict[str, Any]) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(
-    fields=st.dictionaries(st.sampled_from(["json_schema", "json_object", "regex", "ebnf", "choice", "strict"]), _JSON)
+    fields=st.dictionaries(
+        st.sampled_from(["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag", "strict"]), _JSON
+    )
 )
 def test_nothing_but_grammar_errors_comes_out(fields: dict[str, object]) -> None:
     try:
