@@ -10,8 +10,15 @@ from grammar_sync.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
 
 
+class MatcherError(RuntimeError):
+    """An engine failed inside one sequence's matcher; what it said, in one line. Ends that sequence alone."""
+
+
 class Matcher(Protocol):
-    """The state of one sequence under its grammar."""
+    """The state of one sequence under its grammar.
+
+    Every method but ``is_terminated`` may raise ``MatcherError``; the matcher must not be used afterwards.
+    """
 
     def accept(self, token_id: int) -> bool:
         """Takes a token; returns False, with the state unchanged, when the grammar does not allow it."""
@@ -20,7 +27,25 @@ class Matcher(Protocol):
         """Returns whether a stop token was accepted; nothing can be accepted or filled afterwards."""
 
     def fill(self, words: torch.Tensor) -> None:
-        """Writes the ids allowed next, bit ``id % 32`` of word ``id // 32``, into contiguous int32 ``words``."""
+        """Writes the ids allowed next, bit ``id % 32`` of word ``id // 32``, into contiguous int32 ``words``.
+
+        Raises:
+            MatcherError: The engine failed, or the matcher has terminated.
+        """
+
+    def rollback(self, count: int) -> None:
+        """Takes back the last ``count`` accepted tokens, a stop token among them; 0 does nothing.
+
+        Raises:
+            ValueError: ``count`` is negative.
+            MatcherError: Fewer tokens were accepted.
+        """
+
+    def copy(self) -> Matcher:
+        """Returns a matcher in the same state that goes its own way from here."""
+
+    def jump_forward(self) -> str:
+        """Returns the text that must come next, empty where nothing is certain or the matcher has terminated."""
 
 
 class CompiledGrammar(Protocol):

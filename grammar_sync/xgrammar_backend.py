@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import xgrammar as xgr
 
+from grammar_sync.backend import MatcherError
 from grammar_sync.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vocabulary import GrammarVocabulary
@@ -25,12 +28,13 @@ _MAX_MESSAGE_LENGTH = 300
 class XGrammarMatcher:
     """One sequence's state in xgrammar."""
 
-    def __init__(self, compiled: xgr.CompiledGrammar) -> None:
-        self._matcher = xgr.GrammarMatcher(compiled)
+    def __init__(self, matcher: xgr.GrammarMatcher) -> None:
+        self._matcher = matcher
 
     def accept(self, token_id: int) -> bool:
         """Takes a token; returns False, with the state unchanged, when the grammar does not allow it."""
-        return bool(self._matcher.accept_token(token_id))
+        with _engine_errors():
+            return bool(self._matcher.accept_token(token_id))
 
     def is_terminated(self) -> bool:
         """Returns whether a stop token was accepted."""
@@ -38,8 +42,42 @@ class XGrammarMatcher:
 
     def fill(self, words: torch.Tensor) -> None:
         """Writes the allowed ids into ``words``, contiguous int32 [ceil(vocab_size / 32)]."""
-        # The engine takes rows to be contiguous whatever their stride: only a view of a single row is safe.
-        self._matcher.fill_next_token_bitmask(words.unsqueeze(0), 0)
+        with _engine_errors():
+            # The engine takes rows to be contiguous whatever their stride: only a view of a single row is safe.
+            self._matcher.fill_next_token_bitmask(words.unsqueeze(0), 0)
+
+    def rollback(self, count: int) -> None:
+        """Takes back the last ``count`` accepted tokens.
+
+        Raises:
+            ValueError: ``count`` is negative, which the engine would pass over.
+            MatcherError: Fewer tokens were accepted.
+        """
+        if count < 0:
+            raise ValueError(f"rollback of {count} tokens, expected 0 or more")
+        with _engine_errors():
+            self._matcher.rollback(count)
+
+    def copy(self) -> XGrammarMatcher:
+        """Returns a matcher in the same state that goes its own way from here."""
+        with _engine_errors():
+            return XGrammarMatcher(self._matcher.fork())
+
+    def jump_forward(self) -> str:
+        """Returns the text that must come next; empty where nothing is certain."""
+        if self.is_terminated():
+            return ""
+        with _engine_errors():
+            return str(self._matcher.find_jump_forward_string())
+
+
+@contextmanager
+def _engine_errors() -> Iterator[None]:
+    """Turns what the engine raises into a ``MatcherError``."""
+    try:
+        yield
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise MatcherError(one_line(str(error))) from error
 
 
 class XGrammarCompiled:
@@ -55,7 +93,7 @@ class XGrammarCompiled:
 
     def new_matcher(self) -> XGrammarMatcher:
         """Returns a matcher at the grammar's start."""
-        return XGrammarMatcher(self._compiled)
+        return XGrammarMatcher(xgr.GrammarMatcher(self._compiled))
 
 
 class XGrammarBackend:

@@ -44,6 +44,15 @@ class Lazy:
     def fill(self, words: torch.Tensor) -> None:
         assert bool((words == -1).all()), "a mask is reset before it is filled"
 
+    def rollback(self, count: int) -> None:
+        pass
+
+    def copy(self) -> Lazy:
+        return self
+
+    def jump_forward(self) -> str:
+        return ""
+
 
 def matcher_of(vocabulary: GrammarVocabulary, fields: dict[str, object], text: str = "") -> Matcher:
     spec = parse_grammar(fields)
