@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
-import torch
 
 from grammar_sync.agreement import GrammarFailure, LocalReport
-from grammar_sync.backend import CompiledGrammar, Matcher
+from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
 from grammar_sync.compiler import Failed, GrammarCompiler, Pending, Ready
-from grammar_sync.masks import MaskFiller
+from grammar_sync.fill_pool import FillPool
+from grammar_sync.masks import FilledMasks, MaskFiller, PendingMasks, RowFault
+from grammar_sync.reasoning import ReasoningMatcher, ReasoningVocabulary, ThinkingState
 from grammar_sync.spec import GrammarSpec
+from grammar_sync.thinking import ThinkingRules
 from grammar_sync.vocabulary import GrammarVocabulary
 
 _SHOWN_TOKENS = 16
@@ -29,13 +33,24 @@ class GrammarRefusal(RuntimeError):  # noqa: N818 - it is one sequence's outcome
         sequence_id: Whose token it is.
         token_id: The token.
         accepted: The tokens before it.
+        kind: The grammar's kind.
         terminated: Whether the grammar had already ended.
+        problem: What the engine says, if it failed.
     """
 
-    def __init__(self, sequence_id: int, token_id: int, accepted: tuple[int, ...], *, terminated: bool) -> None:
-        state = "terminated" if terminated else "running"
+    def __init__(
+        self,
+        sequence_id: int,
+        token_id: int,
+        accepted: tuple[int, ...],
+        *,
+        kind: str,
+        terminated: bool,
+        problem: str = "",
+    ) -> None:
+        state = "terminated" if terminated else problem or "running"
         super().__init__(
-            f"the grammar of sequence {sequence_id} refuses token {token_id} as output token {len(accepted)} "
+            f"the {kind} grammar of sequence {sequence_id} refuses token {token_id} as output token {len(accepted)} "
             f"(state: {state}; the last tokens: {list(accepted[-_SHOWN_TOKENS:])})"
         )
         self.sequence_id = sequence_id
@@ -50,26 +65,43 @@ class GrammarStatistics(msgspec.Struct, frozen=True):
     Attributes:
         cache_hit: Whether the outcome of the compile was there when the sequence came.
         compile_s: Seconds of the compile, whoever asked for it first; 0 while it is under way or when it failed.
+        queue_s: Seconds from the sequence's arrival until all ranks of the stage were ready, the compile among them.
         mask_s: Seconds of filling this sequence's mask rows.
         mask_rows: How many mask rows were filled.
     """
 
     cache_hit: bool
     compile_s: float
+    queue_s: float
     mask_s: float
     mask_rows: int
 
 
 @dataclass
 class _Sequence:
-    spec: GrammarSpec
+    spec: GrammarSpec | None
     cache_hit: bool
     compiled: CompiledGrammar | None = None
     compile_s: float = 0.0
+    thinking: ThinkingRules | None = None
+    arrived_s: float = field(default_factory=time.monotonic)
+    queue_s: float = 0.0
     matcher: Matcher | None = None
     accepted: list[int] = field(default_factory=list)
+    refused: bool = False
     mask_s: float = 0.0
     mask_rows: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "thinking" if self.spec is None else self.spec.kind
+
+
+class MasksUnderWay(NamedTuple):
+    """Masks that are being filled, and whose they are."""
+
+    sequence_ids: tuple[int, ...]
+    pending: PendingMasks
 
 
 class GrammarManager:
@@ -81,11 +113,21 @@ class GrammarManager:
     Args:
         vocabulary: The vocabulary of tokens and masks.
         compiler: Compiles; this manager counts in it who wants what, so nobody else may use it.
+        reasoning: How the model thinks; None when no sequence can.
+        pool: Runs the mask fills; one of its own when left out.
     """
 
-    def __init__(self, vocabulary: GrammarVocabulary, compiler: GrammarCompiler) -> None:
+    def __init__(
+        self,
+        vocabulary: GrammarVocabulary,
+        compiler: GrammarCompiler,
+        reasoning: ReasoningVocabulary | None = None,
+        pool: FillPool | None = None,
+    ) -> None:
         self._compiler = compiler
-        self._filler = MaskFiller(vocabulary)
+        self._reasoning = reasoning
+        self._pool = pool or FillPool()
+        self._filler = MaskFiller(vocabulary, self._pool)
         self._sequences: dict[int, _Sequence] = {}
 
     def submit(self, sequence_id: int, spec: GrammarSpec) -> None:
@@ -109,8 +151,8 @@ class GrammarManager:
         ready: list[int] = []
         failed: list[GrammarFailure] = []
         for sequence_id in waiting:
-            sequence = self._sequence(sequence_id, "local_report")
-            match self._compiler.poll(sequence.spec):
+            sequence, spec = self._submitted(sequence_id, "local_report")
+            match self._compiler.poll(spec):
                 case Ready(compiled, compile_s):
                     sequence.compiled, sequence.compile_s = compiled, compile_s
                     ready.append(sequence_id)
@@ -120,6 +162,21 @@ class GrammarManager:
                     continue
         return LocalReport(tuple(ready), tuple(failed))
 
+    def think_first(self, sequence_id: int, rules: ThinkingRules) -> None:
+        """Has a sequence think before its grammar begins; one that was not submitted has no grammar and starts at once.
+
+        Raises:
+            GrammarStateError: The sequence was started already, or the model has no reasoning markers.
+        """
+        if self._reasoning is None:
+            raise GrammarStateError(f"think_first: sequence {sequence_id} thinks, but the model has no markers")
+        sequence = self._sequences.setdefault(sequence_id, _Sequence(None, cache_hit=True))
+        if sequence.matcher is not None:
+            raise GrammarStateError(f"think_first: sequence {sequence_id} was started already")
+        sequence.thinking = rules
+        if sequence.spec is None:
+            self.start(sequence_id)
+
     def start(self, sequence_id: int) -> None:
         """Puts a sequence that was reported ready at the start of its grammar, whatever it accepted before.
 
@@ -127,9 +184,15 @@ class GrammarManager:
             GrammarStateError: The sequence is not known, or was not reported ready.
         """
         sequence = self._sequence(sequence_id, "start")
-        if sequence.compiled is None:
+        if sequence.compiled is None and sequence.spec is not None:
             raise GrammarStateError(f"start: the grammar of sequence {sequence_id} was not reported ready")
-        sequence.matcher = sequence.compiled.new_matcher()
+        if sequence.matcher is None:
+            sequence.queue_s = time.monotonic() - sequence.arrived_s
+        matcher = None if sequence.compiled is None else sequence.compiled.new_matcher()
+        if sequence.thinking is not None and self._reasoning is not None:
+            matcher = ReasoningMatcher(ThinkingState(self._reasoning, sequence.thinking), matcher)
+        sequence.matcher = matcher
+        sequence.refused = False
         sequence.accepted.clear()
 
     def replay(self, sequence_id: int, token_ids: Iterable[int]) -> None:
@@ -147,14 +210,53 @@ class GrammarManager:
         """Takes a sampled token.
 
         Raises:
-            GrammarRefusal: The grammar does not allow it; this sequence must end, no other is touched.
+            GrammarRefusal: The grammar does not allow it, or its engine failed; this sequence must end, no other is
+                touched. It may be so on this rank alone: until it ends its masks are ``RowFault.REFUSED``.
             GrammarStateError: The sequence is not known, or was not started.
         """
         sequence, matcher = self._started(sequence_id, "accept")
-        terminated = matcher.is_terminated()
-        if terminated or not matcher.accept(token_id):
-            raise GrammarRefusal(sequence_id, token_id, tuple(sequence.accepted), terminated=terminated)
+        terminated, problem = matcher.is_terminated(), ""
+        try:
+            accepted = not terminated and not sequence.refused and matcher.accept(token_id)
+        except MatcherError as error:
+            accepted, problem = False, str(error)
+        if not accepted:
+            sequence.refused = True
+            history = tuple(sequence.accepted)
+            raise GrammarRefusal(
+                sequence_id, token_id, history, kind=sequence.kind, terminated=terminated, problem=problem
+            )
         sequence.accepted.append(token_id)
+
+    def rollback(self, sequence_id: int, count: int) -> None:
+        """Takes back the last ``count`` accepted tokens; 0 does nothing.
+
+        Raises:
+            GrammarStateError: The sequence is not known or not started, ``count`` is negative or more than it accepted.
+        """
+        sequence, matcher = self._started(sequence_id, "rollback")
+        if not 0 <= count <= len(sequence.accepted):
+            raise GrammarStateError(
+                f"rollback: sequence {sequence_id} cannot take back {count} of {len(sequence.accepted)} tokens"
+            )
+        matcher.rollback(count)
+        del sequence.accepted[len(sequence.accepted) - count :]
+
+    def copy_matcher(self, sequence_id: int) -> Matcher:
+        """Returns a matcher in the sequence's state that goes its own way, to try tokens on.
+
+        Raises:
+            GrammarStateError: The sequence is not known, or was not started.
+        """
+        return self._started(sequence_id, "copy_matcher")[1].copy()
+
+    def jump_forward(self, sequence_id: int) -> str:
+        """Returns the text that must come next in a sequence; empty where nothing is certain.
+
+        Raises:
+            GrammarStateError: The sequence is not known, or was not started.
+        """
+        return self._started(sequence_id, "jump_forward")[1].jump_forward()
 
     def is_terminated(self, sequence_id: int) -> bool:
         """Returns whether the sequence accepted a stop token: it is finished, and must not be filled any more.
@@ -164,21 +266,34 @@ class GrammarManager:
         """
         return self._started(sequence_id, "is_terminated")[1].is_terminated()
 
-    def fill_masks(self, sequence_ids: Sequence[int]) -> torch.Tensor:
-        """Returns the masks of the sequences' next tokens, int32 [R, mask_words] on the CPU, in the order given.
+    def begin_masks(self, sequence_ids: Sequence[int]) -> MasksUnderWay:
+        """Begins to fill the masks of the sequences' next tokens, without waiting.
+
+        Until ``finish_masks`` none of them may be moved on.
 
         Raises:
             GrammarStateError: A sequence is not known, was not started, or has terminated.
         """
-        started = [self._started(sequence_id, "fill_masks") for sequence_id in sequence_ids]
-        for sequence_id, (_, matcher) in zip(sequence_ids, started, strict=True):
+        matchers: list[Matcher | None] = []
+        for sequence_id in sequence_ids:
+            sequence, matcher = self._started(sequence_id, "begin_masks")
             if matcher.is_terminated():
-                raise GrammarStateError(f"fill_masks: sequence {sequence_id} has terminated")
-        masks, seconds = self._filler.fill([matcher for _, matcher in started])
-        for (sequence, _), row_s in zip(started, seconds, strict=True):
+                raise GrammarStateError(f"begin_masks: sequence {sequence_id} has terminated")
+            matchers.append(None if sequence.refused else matcher)
+        return MasksUnderWay(tuple(sequence_ids), self._filler.begin(matchers))
+
+    def finish_masks(self, under_way: MasksUnderWay) -> FilledMasks:
+        """Returns the masks, in the order asked for; waits for them within the deadline of a fill.
+
+        A row whose fill failed or was given up has a fault, and its sequence must end: nothing else of it can be used.
+        """
+        filled = self._filler.finish(under_way.pending)
+        for sequence_id, fault, row_s in zip(under_way.sequence_ids, filled.faults, filled.seconds, strict=True):
+            sequence = self._sequence(sequence_id, "finish_masks")
             sequence.mask_s += row_s
             sequence.mask_rows += 1
-        return masks
+            sequence.refused |= fault is not RowFault.NONE
+        return filled
 
     def release(self, sequence_id: int) -> None:
         """Drops a sequence, in whatever state it is.
@@ -188,7 +303,8 @@ class GrammarManager:
         """
         sequence = self._sequence(sequence_id, "release")
         del self._sequences[sequence_id]
-        self._compiler.discard(sequence.spec)
+        if sequence.spec is not None:
+            self._compiler.discard(sequence.spec)
 
     def statistics(self, sequence_id: int) -> GrammarStatistics:
         """Returns what the sequence's grammar cost so far.
@@ -197,11 +313,14 @@ class GrammarManager:
             GrammarStateError: The sequence is not known.
         """
         sequence = self._sequence(sequence_id, "statistics")
-        return GrammarStatistics(sequence.cache_hit, sequence.compile_s, sequence.mask_s, sequence.mask_rows)
+        return GrammarStatistics(
+            sequence.cache_hit, sequence.compile_s, sequence.queue_s, sequence.mask_s, sequence.mask_rows
+        )
 
     def close(self) -> None:
-        """Drops all sequences and closes the compiler."""
+        """Drops all sequences, lets the filling threads end and closes the compiler."""
         self._sequences.clear()
+        self._pool.close()
         self._compiler.close()
 
     def _sequence(self, sequence_id: int, operation: str) -> _Sequence:
@@ -209,6 +328,12 @@ class GrammarManager:
         if sequence is None:
             raise GrammarStateError(f"{operation}: sequence {sequence_id} is not known")
         return sequence
+
+    def _submitted(self, sequence_id: int, operation: str) -> tuple[_Sequence, GrammarSpec]:
+        sequence = self._sequence(sequence_id, operation)
+        if sequence.spec is None:
+            raise GrammarStateError(f"{operation}: sequence {sequence_id} has no grammar")
+        return sequence, sequence.spec
 
     def _started(self, sequence_id: int, operation: str) -> tuple[_Sequence, Matcher]:
         sequence = self._sequence(sequence_id, operation)

@@ -1,56 +1,135 @@
 """Mask rows: filled from matchers on the first stage, cut by vocabulary slice, sent to the last stage.
 
 A row is int32 words, bit ``id % 32`` of word ``id // 32`` set when the id is allowed; a whole row has
-``VocabularyBlocks.mask_words`` words. Every row travels with the number of the plan row it is for.
+``VocabularyBlocks.mask_words`` words. Every row travels with the number of the plan row it is for, and with what went
+wrong on the rank that filled it: that may be this rank's alone, so the last stage agrees on it before the row ends.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from enum import IntEnum
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from grammar_sync.backend import Matcher
+from grammar_sync.fill_pool import CallBatch, CallState, FillPool
 from grammar_sync.vocabulary import GrammarVocabulary
 from pp.link import StageLink, Tag
 
 _UNCONSTRAINED = -1
 _WORD_BITS = 32
+_HEAD = 2
 
 
 class MaskError(RuntimeError):
     """A constrained row has no mask, or a mask came for another row: the rank must not sample."""
 
 
-class MaskFiller:
-    """Fills mask rows for one vocabulary."""
+class RowFault(IntEnum):
+    """Why a constrained row has no mask; the larger one counts where ranks differ."""
 
-    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+    NONE = 0
+    EMPTY = 1
+    REFUSED = 2
+    FAILED = 3
+    LATE = 4
+
+
+class FilledMasks(NamedTuple):
+    """The masks of a step.
+
+    Attributes:
+        words: int32 [R, mask_words] on the CPU; bits of ids at or beyond vocab_size are 0, and so is a faulty row.
+        faults: Why a row has no mask, one a row.
+        seconds: How long each fill took.
+        messages: What went wrong with each row, in one line; empty where nothing did.
+    """
+
+    words: torch.Tensor
+    faults: list[RowFault]
+    seconds: list[float]
+    messages: list[str]
+
+
+class PendingMasks(NamedTuple):
+    """Fills under way: the rows' words, the calls that fill them, and which row each call is for."""
+
+    words: torch.Tensor
+    batch: CallBatch
+    rows: list[int]
+
+
+class MaskFiller:
+    """Fills mask rows for one vocabulary, beside the thread that asks for them.
+
+    Args:
+        vocabulary: The vocabulary.
+        pool: Runs the fills; one of its own when left out.
+    """
+
+    def __init__(self, vocabulary: GrammarVocabulary, pool: FillPool | None = None) -> None:
+        self._pool = pool or FillPool()
         self._row_words = vocabulary.mask_words
         self._filled_words = -(-vocabulary.vocab_size // _WORD_BITS)
         tail_bits = vocabulary.vocab_size % _WORD_BITS
         self._last_word = (1 << tail_bits) - 1 if tail_bits else _UNCONSTRAINED
 
-    def fill(self, matchers: Sequence[Matcher]) -> tuple[torch.Tensor, list[float]]:
-        """Returns the masks of ``matchers``, and the seconds each took; releases the GIL while it fills.
+    def begin(self, matchers: Sequence[Matcher | None]) -> PendingMasks:
+        """Begins to fill the masks of ``matchers``; engines release the GIL meanwhile.
 
-        None of the matchers may have terminated. The rows are a new tensor, because a send may still hold the last one.
-
-        Returns:
-            masks: int32 [R, mask_words] on the CPU; bits of ids at or beyond vocab_size are 0.
-            seconds: One a row.
+        None of the matchers may have terminated, nor be used before ``finish``. A row without a matcher is refused.
+        The rows are a new tensor, because a send may still hold the last one, and a fill that was given up its row.
         """
         # An engine may leave words untouched where it has no constraint; padding is never allowed.
-        masks = torch.full((len(matchers), self._row_words), _UNCONSTRAINED, dtype=torch.int32)
-        masks[:, self._filled_words :] = 0
-        seconds: list[float] = []
-        for row, matcher in enumerate(matchers):
-            start = time.perf_counter()
-            matcher.fill(masks[row, : self._filled_words])
-            seconds.append(time.perf_counter() - start)
-        masks[:, self._filled_words - 1] &= self._last_word
-        return masks, seconds
+        words = torch.full((len(matchers), self._row_words), _UNCONSTRAINED, dtype=torch.int32)
+        words[:, self._filled_words :] = 0
+        rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
+        calls = [
+            partial(matcher.fill, words[row, : self._filled_words])
+            for row, matcher in enumerate(matchers)
+            if matcher is not None
+        ]
+        return PendingMasks(words, self._pool.submit(calls), rows)
+
+    def finish(self, pending: PendingMasks) -> FilledMasks:
+        """Returns the masks; waits for them, but for no fill beyond the pool's deadline."""
+        words = pending.words
+        faults = [RowFault.REFUSED] * len(words)
+        seconds, messages = [0.0] * len(words), [""] * len(words)
+        for row, result in zip(pending.rows, self._pool.wait(pending.batch), strict=True):
+            faults[row], seconds[row], messages[row] = _FAULT_OF[result.state], result.seconds, result.message
+        words[:, self._filled_words - 1] &= self._last_word
+        # A fill that was given up may still write to its row: what is sent is a copy.
+        if any(fault is RowFault.LATE for fault in faults):
+            words = words.clone()
+        for row, has_any in enumerate(words.any(dim=1).tolist()):
+            if faults[row] is not RowFault.NONE:
+                words[row] = 0
+            elif not has_any:
+                faults[row], messages[row] = RowFault.EMPTY, "it allows no token at all"
+        return FilledMasks(words, faults, seconds, messages)
+
+    def fill(self, matchers: Sequence[Matcher]) -> FilledMasks:
+        """Returns the masks of ``matchers``, none of which may have terminated."""
+        return self.finish(self.begin(matchers))
+
+
+_FAULT_OF = {CallState.DONE: RowFault.NONE, CallState.FAILED: RowFault.FAILED, CallState.LATE: RowFault.LATE}
+
+
+class ReceivedMasks(NamedTuple):
+    """A rank's slice of a step's masks.
+
+    Attributes:
+        words: int32 [R, words] on the CPU.
+        faults: int32 [R], the ``RowFault`` of each row on the rank that filled it.
+    """
+
+    words: torch.Tensor
+    faults: torch.Tensor
 
 
 class MaskExchange:
@@ -68,7 +147,7 @@ class MaskExchange:
         self._words = words
         self._kept: tuple[int, torch.Tensor] | None = None
 
-    def send(self, rows: Sequence[int], masks: torch.Tensor) -> None:
+    def send(self, rows: Sequence[int], masks: torch.Tensor, faults: Sequence[RowFault]) -> None:
         """Sends this rank's slice of the masks without waiting; called on first-stage ranks, once a step.
 
         Nothing is sent when no row is constrained: the last stage knows that from its own plan.
@@ -76,23 +155,24 @@ class MaskExchange:
         Args:
             rows: The plan row of each mask, R of them.
             masks: int32 [R, mask_words] on the CPU, whole rows.
+            faults: Why a row has no mask on this rank, R of them.
 
         Raises:
             MaskError: There are more or fewer masks than rows.
             LinkError: The send failed.
         """
-        if masks.shape[0] != len(rows):
-            raise self._error(f"{masks.shape[0]} masks for {len(rows)} rows")
+        if not len(rows) == len(masks) == len(faults):
+            raise self._error(f"{len(masks)} masks and {len(faults)} faults for {len(rows)} rows")
         if not rows:
             return
-        numbers = torch.tensor(rows, dtype=torch.int32).reshape(-1, 1)
-        framed = torch.cat((numbers, masks[:, self._words]), dim=1)
+        heads = torch.tensor([rows, [int(fault) for fault in faults]], dtype=torch.int32)
+        framed = torch.cat((heads.T, masks[:, self._words]), dim=1)
         if self._link.is_last:
             self._kept = (self._link.step, framed)
         else:
             self._link.send_tensor(framed, self._link.size - 1, Tag.MASK)
 
-    def receive(self, rows: Sequence[int]) -> torch.Tensor:
+    def receive(self, rows: Sequence[int]) -> ReceivedMasks:
         """Returns this rank's slice of the masks of ``rows``, in their order; waits for it.
 
         Called on last-stage ranks, once a step; nothing is received when no row is constrained.
@@ -100,24 +180,21 @@ class MaskExchange:
         Args:
             rows: The plan rows that are constrained, R of them.
 
-        Returns:
-            int32 [R, words] on the CPU.
-
         Raises:
             MaskError: A row has no mask, or the masks are for other rows or another step.
             LinkError: The message failed, or has another step, shape or dtype.
         """
         words = self._words.stop - self._words.start
         if not rows:
-            return torch.empty((0, words), dtype=torch.int32)
+            return ReceivedMasks(torch.empty((0, words), dtype=torch.int32), torch.empty(0, dtype=torch.int32))
         if self._link.is_first:
             framed = self._take_kept(rows)
         else:
-            framed = self._link.receive_tensor(0, Tag.MASK, shape=(len(rows), 1 + words), dtype=torch.int32)
+            framed = self._link.receive_tensor(0, Tag.MASK, shape=(len(rows), _HEAD + words), dtype=torch.int32)
         got_rows = framed[:, 0].tolist()
         if got_rows != list(rows):
             raise self._error(f"got masks for rows {got_rows}, expected rows {list(rows)}")
-        return framed[:, 1:].contiguous()
+        return ReceivedMasks(framed[:, _HEAD:].contiguous(), framed[:, 1].contiguous())
 
     def _take_kept(self, rows: Sequence[int]) -> torch.Tensor:
         kept, self._kept = self._kept, None

@@ -36,6 +36,12 @@ _WHY = {
     RowReason.NON_FINITE: "a logit is NaN or +inf",
     RowReason.PROCESSOR_FAILED: "a logit processor failed",
 }
+_WHY_NO_MASK = {
+    RowReason.MASK_EMPTY: "allows no token here",
+    RowReason.MASK_REFUSED: "refused a token that its mask allowed",
+    RowReason.MASK_FAILED: "failed in its engine while its mask was filled",
+    RowReason.MASK_LATE: "took too long to fill its mask",
+}
 
 
 class OutputSink(Protocol):
@@ -200,11 +206,13 @@ class RankEngine:
     def _launch(self, plan: StepPlan) -> _Flight:
         """Runs this rank's part of a plan, up to the sampled ids on the last stage."""
         parts, link = self._parts, self._parts.link
-        parts.grammars.send_masks(plan)
+        parts.grammars.begin_masks(plan)
         output = parts.stage.forward(self._forward_batch(plan), self._hidden(plan), parts.cache)
         if parts.sampling is None:
             link.send_tensor(output, link.stage + 1, Tag.HIDDEN)
+            parts.grammars.send_masks(plan)
             return _Flight(plan, None, None)
+        parts.grammars.send_masks(plan)
         sequences = [parts.scheduler[row.sequence_id] for row in plan.rows]
         sampled = parts.sampling.sample(plan, sequences, parts.stage.logits(output), output)
         parts.reports.send(plan, sampled.report)
@@ -227,7 +235,10 @@ class RankEngine:
         for index, tokens in report.prompts.items() if report is not None else ():
             parts.sink.prompt(parts.scheduler[plan.rows[index].sequence_id], tokens)
         token_ids, statuses = shared
-        errors = [self._error(plan, status) for status in statuses]
+        errors = [
+            self._error(plan.step, parts.scheduler[row.sequence_id], status)
+            for row, status in zip(plan.sampling_rows, statuses, strict=True)
+        ]
         for index in parts.scheduler.commit(plan, token_ids, errors):
             sequence = parts.scheduler[plan.sampling_rows[index].sequence_id]
             refusal = None if sequence.error is not None else parts.grammars.accept(sequence)
@@ -238,14 +249,21 @@ class RankEngine:
         for sequence in parts.scheduler.finish_scored(plan):
             parts.sink.ended(sequence)
 
-    def _error(self, plan: StepPlan, status: int) -> ErrorInfo | None:
+    def _error(self, step: int, sequence: Sequence, status: int) -> ErrorInfo | None:
+        """Returns what a row's status means, in the same words on every rank."""
         reason, tp_rank = row_status(status)
         if reason is RowReason.NONE:
             return None
-        link = self._parts.link
-        last = link.size - 1
-        rank = f", rank {last * self._parts.group.size + tp_rank}" if tp_rank >= 0 else ""
-        return ErrorInfo("sampling_error", f"step {plan.step}, stage {last}{rank}: {_WHY[reason]}")
+        size, last = self._parts.group.size, self._parts.link.size - 1
+        if reason in _WHY_NO_MASK:
+            kind = sequence.grammar.kind if sequence.grammar is not None else "thinking"
+            position = len(sequence.output_token_ids)
+            message = (
+                f"the {kind} grammar {_WHY_NO_MASK[reason]} (step {step}, rank {tp_rank}, output token {position})"
+            )
+            return ErrorInfo("grammar_error", message, kind)
+        rank = f", rank {last * size + tp_rank}" if tp_rank >= 0 else ""
+        return ErrorInfo("sampling_error", f"step {step}, stage {last}{rank}: {_WHY[reason]}")
 
     def _release(self) -> None:
         parts = self._parts

@@ -5,16 +5,19 @@ Both roles have the same methods, so that the step loop is the same on every ran
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 from grammar_sync.agreement import Verdict, agree
-from grammar_sync.manager import GrammarManager, GrammarRefusal
-from grammar_sync.masks import MaskExchange
+from grammar_sync.manager import GrammarManager, GrammarRefusal, MasksUnderWay
+from grammar_sync.masks import MaskExchange, RowFault
 from grammar_sync.relay import relay_verdict
 from pp.link import StageLink
 from runtime.plan import DesyncError, StepPlan
 from runtime.sequence import Sequence
 from tp.group import TensorParallelGroup
+
+_LOG = logging.getLogger(__name__)
 
 
 class GrammarRole(Protocol):
@@ -26,8 +29,11 @@ class GrammarRole(Protocol):
     def agree(self, step: int, waiting: tuple[int, ...]) -> Verdict:
         """Returns the stage's verdict on the waiting sequences; every rank calls it in the same step."""
 
+    def begin_masks(self, plan: StepPlan) -> None:
+        """Begins to fill the masks of a plan's constrained rows, beside the forward pass."""
+
     def send_masks(self, plan: StepPlan) -> None:
-        """Fills the masks of a plan's constrained rows and sends them to the last stage."""
+        """Sends the masks that were begun to the last stage."""
 
     def accept(self, sequence: Sequence) -> str | None:
         """Advances a sequence's grammar by its newest token; returns why it refused, or None."""
@@ -46,12 +52,14 @@ class FirstStageGrammars:
         self._masks = masks
         self._group = group
         self._link = link
-        self._refused: set[int] = set()
+        self._under_way: MasksUnderWay | None = None
 
     def add(self, sequence: Sequence) -> None:
         """Begins to compile a new sequence's grammar, if it has one."""
         if sequence.grammar is not None:
             self._manager.submit(sequence.sequence_id, sequence.grammar)
+        if sequence.thinking is not None:
+            self._manager.think_first(sequence.sequence_id, sequence.thinking)
 
     def agree(self, step: int, waiting: tuple[int, ...]) -> Verdict:
         """Returns the verdict: ready on every rank of the stage, or failed on any."""
@@ -61,35 +69,46 @@ class FirstStageGrammars:
             self._manager.start(sequence_id)
         return verdict
 
+    def begin_masks(self, plan: StepPlan) -> None:
+        """Begins to fill the masks of a plan's constrained rows, in row order."""
+        if plan.constrained_rows:
+            rows = plan.sampling_rows
+            self._under_way = self._manager.begin_masks([rows[row].sequence_id for row in plan.constrained_rows])
+
     def send_masks(self, plan: StepPlan) -> None:
-        """Fills the masks of a plan's constrained rows, in row order; sends this rank's vocabulary slice of them."""
+        """Sends this rank's vocabulary slice of the masks that were begun; waits for those that are not filled yet.
+
+        Raises:
+            DesyncError: No masks were begun for this plan.
+        """
         if not plan.constrained_rows:
             return
-        rows = plan.sampling_rows
-        sequence_ids = [rows[index].sequence_id for index in plan.constrained_rows]
-        stale = self._refused.intersection(sequence_ids)
-        if stale:
-            raise DesyncError(
-                f"{self._group.name} rank {self._group.rank}, step {plan.step}: the grammars of sequences "
-                f"{sorted(stale)} refused a token here but not on the leader"
-            )
-        self._masks.send(plan.constrained_rows, self._manager.fill_masks(sequence_ids))
+        if self._under_way is None:
+            raise DesyncError(f"{self._group.name} rank {self._group.rank}, step {plan.step}: no masks were begun")
+        under_way, self._under_way = self._under_way, None
+        filled = self._manager.finish_masks(under_way)
+        for sequence_id, fault, message in zip(under_way.sequence_ids, filled.faults, filled.messages, strict=True):
+            if fault is not RowFault.NONE:
+                _LOG.error("step %d: no mask for sequence %d (%s): %s", plan.step, sequence_id, fault.name, message)
+        self._masks.send(plan.constrained_rows, filled.words, filled.faults)
 
     def accept(self, sequence: Sequence) -> str | None:
-        """Advances a sequence's grammar by its newest token; returns why it refused, or None."""
-        if sequence.grammar is None:
+        """Advances a sequence's grammar by its newest token; returns why it refused, or None.
+
+        A refusal that this rank alone sees ends the sequence through its next mask.
+        """
+        if not sequence.is_constrained:
             return None
         try:
             self._manager.accept(sequence.sequence_id, sequence.output_token_ids[-1])
         except GrammarRefusal as refusal:
-            self._refused.add(sequence.sequence_id)
+            _LOG.error("%s", refusal)
             return str(refusal)
         return None
 
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence."""
-        if sequence.grammar is not None:
-            self._refused.discard(sequence.sequence_id)
+        if sequence.is_constrained:
             self._manager.release(sequence.sequence_id)
 
 
@@ -106,8 +125,11 @@ class LaterStageGrammars:
         """Returns the first stage's verdict, after passing it on."""
         return relay_verdict(self._link, None)
 
-    def send_masks(self, plan: StepPlan) -> None:
+    def begin_masks(self, plan: StepPlan) -> None:
         """Does nothing: the first stage fills masks."""
+
+    def send_masks(self, plan: StepPlan) -> None:
+        """Does nothing: the first stage sends masks."""
 
     def accept(self, sequence: Sequence) -> str | None:  # noqa: ARG002
         """Returns None: the first stage accepts."""

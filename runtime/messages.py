@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from grammar_sync.spec import GrammarSpec
+from grammar_sync.thinking import ThinkingRules
 from sampler.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -173,6 +174,7 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
         params: The request's sampling parameters.
         seed: The request's seed, minted when the client gave none.
         grammar: What the output must match, if anything.
+        thinking: How the output thinks before that, if it does.
         prefill_of: The sequence of the same request whose prefill this one shares, if it is still there.
         bad_words_token_ids: ``params.bad_words`` as token ids.
     """
@@ -184,6 +186,7 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
     params: SamplingParams
     seed: int
     grammar: GrammarSpec | None = None
+    thinking: ThinkingRules | None = None
     prefill_of: int | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from grammar_sync.masks import MaskExchange
+from grammar_sync.masks import MaskExchange, RowFault
 from runtime.audit import Auditor
 from runtime.plan import PlanRow, StepPlan, logit_rows
 from runtime.reports import StepReport, TokenReport, prompt_reports, token_reports
@@ -21,6 +21,13 @@ _UNCONSTRAINED = -1
 _REASON_BITS = 8
 _REASON_MASK = (1 << _REASON_BITS) - 1
 _NO_TOKEN = -1
+_REASON_OF = {
+    RowFault.NONE: RowReason.NONE,
+    RowFault.EMPTY: RowReason.MASK_EMPTY,
+    RowFault.REFUSED: RowReason.MASK_REFUSED,
+    RowFault.FAILED: RowReason.MASK_FAILED,
+    RowFault.LATE: RowReason.MASK_LATE,
+}
 
 
 class SampledStep(NamedTuple):
@@ -115,13 +122,16 @@ class SamplingPart:
         drawn_rows = torch.tensor(sampling_at, device=logits.device)
         if len(sampling_at) < at:
             logits = logits[drawn_rows]
-        mask_words = self._mask_words(plan)
+        mask_words, mask_faults = self._received_masks(plan)
         positions = [len(sequence.output_token_ids) for sequence in sampling]
         info = self._assembled(plan.step % len(self._slots), sampling)
         audited = None
         if self._auditor is not None and hidden is not None:
             audited = self._auditor.draw(hidden[drawn_rows], info, positions, mask_words)
-        output = self._sampler.sample(logits, info, positions, mask_words)
+        output = self._sampler.sample(logits, info, positions, mask_words, mask_faults)
+        if audited is not None:
+            # Another rank's missing mask cannot be seen in the masks alone.
+            audited = torch.where(output.reasons >= int(RowReason.MASK_EMPTY), _NO_TOKEN, audited)
         statuses = output.reasons | (output.fault_ranks + 1) << _REASON_BITS
         tokens = token_reports(output, [sequence.params for sequence in sampling]) if plan.has_reports else {}
         report = StepReport(tokens, prompts) if plan.has_reports else None
@@ -145,16 +155,23 @@ class SamplingPart:
         token_ids = torch.tensor(following, dtype=torch.int64, device=logits.device)
         return prompt_reports(self._sampler.token_logprobs(logits[: len(following)], token_ids, top_n=top_n), top_n)
 
-    def _mask_words(self, plan: StepPlan) -> torch.Tensor | None:
-        """Returns the mask of every sampling row, [B, Vs / 32] int32; None when no row is constrained."""
+    def _received_masks(self, plan: StepPlan) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Returns every sampling row's mask, [B, Vs / 32] int32, and fault, [B] int32; None where there is none.
+
+        A fault is given as a ``RowReason``; it may be this rank's alone.
+        """
         if not plan.constrained_rows:
-            return None
+            return None, None
         received = self._masks.receive(plan.constrained_rows)
-        if len(plan.constrained_rows) == len(plan.sampling_rows):
-            return received.to(self._device)
-        words = torch.full((len(plan.sampling_rows), received.shape[1]), _UNCONSTRAINED, dtype=torch.int32)
-        words[list(plan.constrained_rows)] = received
-        return words.to(self._device)
+        rows, constrained = len(plan.sampling_rows), list(plan.constrained_rows)
+        words = torch.full((rows, received.words.shape[1]), _UNCONSTRAINED, dtype=torch.int32)
+        words[constrained] = received.words
+        if not received.faults.any():
+            return words.to(self._device), None
+        faults = torch.zeros(rows, dtype=torch.int32)
+        reasons = [int(_REASON_OF[RowFault(fault)]) for fault in received.faults.tolist()]
+        faults[constrained] = torch.tensor(reasons, dtype=torch.int32)
+        return words.to(self._device), faults.to(self._device)
 
     def _assembled(self, slot: int, sequences: Rows[Sequence]) -> SamplingBatchInfo:
         """Returns the parameters of ``sequences``, row for row, with their penalty state up to date."""

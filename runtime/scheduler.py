@@ -230,7 +230,7 @@ class Scheduler:
             start=start,
             length=length,
             samples=samples,
-            constrained=samples and sequence.grammar is not None,
+            constrained=samples and sequence.is_constrained,
             fork_of=fork_of,
             scores=scores,
             reports=samples and (sequence.params.has_logprobs or sequence.params.return_support),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from grammar_sync.spec import GrammarSpec
+from grammar_sync.thinking import ThinkingRules
 from runtime.messages import AddSequence, ErrorInfo, FinishReason
 from sampler.params import SamplingParams
 
@@ -31,6 +32,7 @@ class Sequence:
         params: Its sampling parameters.
         seed: Its request's seed.
         grammar: What its output must match, if anything.
+        thinking: How it thinks before, if it does.
         prefill_of: The sequence whose prefill it shares, if it is still there.
         bad_words_token_ids: Token sequences that its output must not hold.
         state: Where it stands.
@@ -49,6 +51,7 @@ class Sequence:
     params: SamplingParams
     seed: int
     grammar: GrammarSpec | None
+    thinking: ThinkingRules | None
     prefill_of: int | None
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     state: SequenceState
@@ -70,6 +73,7 @@ class Sequence:
             params=action.params,
             seed=action.seed,
             grammar=action.grammar,
+            thinking=action.thinking,
             prefill_of=action.prefill_of,
             bad_words_token_ids=action.bad_words_token_ids,
             state=SequenceState.WAITING if action.grammar is None else SequenceState.WAITING_FOR_GRAMMAR,
@@ -79,6 +83,11 @@ class Sequence:
     def num_tokens(self) -> int:
         """How many tokens it has, prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether every token that it draws needs a mask."""
+        return self.grammar is not None or self.thinking is not None
 
     @property
     def scores_prompt(self) -> bool:

@@ -20,7 +20,8 @@ class SliceFacts:
     Attributes:
         maxima: [B] float32, −inf where the row is bad here or all banned.
         largest_ids: [B] int64, the smallest id among the largest.
-        faults: [B] int32, why the row cannot be drawn: 0, ``NON_FINITE`` or ``PROCESSOR_FAILED``.
+        faults: [B] int32, why the row cannot be drawn: 0, ``NON_FINITE``, ``PROCESSOR_FAILED``, or beyond these the
+            mask's fault.
         block_maxima: [B, nb] float32, or None when every row is greedy.
         block_masses: [B, nb] float32, or None when no row needs its whole mass.
         values: [T, C] float32, the largest values of the truncated rows; None when there are none.

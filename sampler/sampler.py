@@ -43,6 +43,10 @@ class RowReason(IntEnum):
     EMPTY_SUPPORT = 1
     NON_FINITE = 2
     PROCESSOR_FAILED = 3
+    MASK_EMPTY = 4
+    MASK_REFUSED = 5
+    MASK_FAILED = 6
+    MASK_LATE = 7
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class SampleOutput:
         token_ids: [B] int64; −1 for an INVALID row.
         status: [B] int64, a ``RowStatus`` each: OVERFLOW where a support was asked for and is too large to report.
         reasons: [B] int64, a ``RowReason`` each.
-        fault_ranks: [B] int64, the lowest rank of the group that saw the NaN or +inf, or whose processor failed; −1
-            where that is not the reason.
+        fault_ranks: [B] int64, the lowest rank of the group that saw the NaN or +inf, whose processor failed or who had
+            no mask; −1 where that is not the reason.
         logprobs: One row for each of ``batch.flags.logprob_rows``, in that order; None when there is none. Those of an
             INVALID row mean nothing.
         supports: What could have been drawn, for each of ``batch.flags.support_rows``, in that order.
@@ -145,6 +149,7 @@ class Sampler:
         batch: SamplingBatchInfo,
         positions: Sequence[int],
         mask_words: torch.Tensor | None = None,
+        mask_faults: torch.Tensor | None = None,
     ) -> SampleOutput:
         """Returns one token per row; every rank of the group calls it with its own slice.
 
@@ -155,11 +160,13 @@ class Sampler:
                 drawn now. A restart, another chunking or another batch does not change it.
             mask_words: [B, Vs/32] int32, this rank's words of every row's grammar mask, −1 throughout for a row
                 without one; None when no row has one (on all ranks alike).
+            mask_faults: [B] int32, a ``RowReason`` from MASK_EMPTY on for a row that has no usable mask here, else 0;
+                None when this rank knows of none. Ranks may differ: a row ends with the largest of all ranks' reasons.
 
         Raises:
             SamplerError: A shape or dtype does not fit the batch.
         """
-        opening = self._begin(logits, batch, positions, mask_words)
+        opening = self._begin(logits, batch, positions, mask_words, mask_faults=mask_faults)
         step = opening.step
         lowest = torch.full_like(step.facts.maxima, _NONE) if batch.flags.support_rows else None
         token_ids = torch.where(batch.greedy & (step.reasons == 0), step.facts.largest_ids, -1)
@@ -246,6 +253,7 @@ class Sampler:
         positions: Sequence[int],
         mask_words: torch.Tensor | None,
         *,
+        mask_faults: torch.Tensor | None = None,
         given_ids: torch.Tensor | None = None,
     ) -> _Opening:
         """Adjusts the slice, reads it and exchanges what was found."""
@@ -257,6 +265,8 @@ class Sampler:
         groups, own = self._reader.read_(logits, batch, bans, mask_words)
         if failed:
             own.faults[failed] = PROCESSOR_FAILED
+        if mask_faults is not None:
+            torch.maximum(own.faults, mask_faults, out=own.faults)
         request = None
         if asks:
             request = self._reporter.request(batch, kept, logits, groups, facts=own, given_ids=given_ids)
@@ -265,6 +275,7 @@ class Sampler:
         empty = torch.where(facts.maxima == _NONE, int(RowReason.EMPTY_SUPPORT), int(RowReason.NONE))
         reasons = torch.where(facts.faults == NON_FINITE, int(RowReason.NON_FINITE), empty)
         reasons = torch.where(facts.faults == PROCESSOR_FAILED, int(RowReason.PROCESSOR_FAILED), reasons)
+        reasons = torch.where(facts.faults >= int(RowReason.MASK_EMPTY), facts.faults, reasons)
         step = Step(batch, self._vocab_size, logits, groups, facts, reasons, (reasons == 0) & ~batch.greedy)
         return _Opening(step, exchanged.fault_ranks, request, exchanged.rider)
 

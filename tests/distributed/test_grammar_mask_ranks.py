@@ -15,7 +15,7 @@ from grammar_sync.agreement import Verdict, agree
 from grammar_sync.backend import CompiledGrammar
 from grammar_sync.compiler import ThreadedGrammarCompiler
 from grammar_sync.manager import GrammarManager
-from grammar_sync.masks import MaskError, MaskExchange
+from grammar_sync.masks import MaskError, MaskExchange, RowFault
 from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.relay import relay_verdict
 from grammar_sync.spec import GrammarSpec, parse_grammar
@@ -63,11 +63,12 @@ def mask_rank(rank: int, world_size: int, tp_size: int) -> list[list[list[int]]]
     for step, (rows, sequences) in enumerate([([1, 2, 5], [0, 1, 2]), ([], []), ([0, 3], [2, 0])], start=1):
         begin(groups, step)
         if manager is not None:
-            exchange.send(rows, manager.fill_masks(sequences))
+            filled = manager.finish_masks(manager.begin_masks(sequences))
+            exchange.send(rows, filled.words, filled.faults)
             if step == 1:
                 manager.accept(0, encode("x")[0])
         if groups.link.is_last:
-            received = exchange.receive(rows)
+            received = exchange.receive(rows).words
             assert received.shape == (len(rows), own.words.stop - own.words.start)
             steps.append([allowed_ids(row, own.start) for row in received])
     groups.link.drain()
@@ -103,7 +104,8 @@ def lost_mask_rank(rank: int, world_size: int) -> list[str]:
     for step, (rows, words) in enumerate(sent, start=1):
         begin(groups, step)
         if rank == 0:
-            exchange.send(rows, torch.zeros((len(rows), words), dtype=torch.int32))
+            masks = torch.zeros((len(rows), words), dtype=torch.int32)
+            exchange.send(rows, masks, [RowFault.NONE] * len(rows))
         else:
             with pytest.raises((MaskError, LinkError)) as caught:
                 exchange.receive([1, 3])
@@ -115,9 +117,9 @@ def lost_mask_rank(rank: int, world_size: int) -> list[str]:
 def test_a_lost_or_wrong_mask_is_an_error() -> None:
     lost, other_row, narrow = run_ranks(lost_mask_rank, 2)[1]
     assert lost.startswith("LinkError: MASK on pp0 from stage 0, step 1: got")
-    assert "expected torch.int32 (2, 9)" in lost
+    assert "expected torch.int32 (2, 10)" in lost
     assert other_row == "MaskError: masks on pp0 at stage 1, step 2: got masks for rows [1, 2], expected rows [1, 3]"
-    assert "(2, 7), expected torch.int32 (2, 9)" in narrow
+    assert "(2, 8), expected torch.int32 (2, 10)" in narrow
 
 
 class DelayedBackend:

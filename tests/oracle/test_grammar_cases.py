@@ -48,7 +48,7 @@ class Judge:
         """Returns whether the grammar takes ``text`` and then the end; at each token mask and accept must agree."""
         matcher = compiled.new_matcher()
         for position, token_id in enumerate([*self._speller.ids(text), self._stop]):
-            masks, _ = self._filler.fill([matcher])
+            masks = self._filler.fill([matcher]).words
             masked_in = is_allowed(masks[0], token_id)
             accepted = matcher.accept(token_id)
             assert masked_in == accepted, f"mask and accept disagree on token {token_id} at {position} of {text!r}"
@@ -107,7 +107,7 @@ def test_the_mask_is_what_accept_takes_at_every_state(fields: dict[str, object],
             matcher = compiled.new_matcher()
             assert all(matcher.accept(before) for before in ids[:cut])
             if token_id == 0:
-                masks, _ = filler.fill([matcher])
+                masks = filler.fill([matcher]).words
             if matcher.accept(token_id):
                 taken.append(token_id)
         assert allowed_ids(masks[0]) == taken, f"after {cut} tokens of {text!r}"

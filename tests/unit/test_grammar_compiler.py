@@ -324,8 +324,8 @@ def test_compiles_side_by_side_are_as_good_as_one_by_one(backend: XGrammarBacken
     for spec in specs:
         outcome = settled(compiler, spec)
         assert isinstance(outcome, Ready)
-        beside, _ = filler.fill([outcome.compiled.new_matcher()])
-        alone, _ = filler.fill([compile_spec(backend, spec)[1].new_matcher()])
+        beside = filler.fill([outcome.compiled.new_matcher()]).words
+        alone = filler.fill([compile_spec(backend, spec)[1].new_matcher()]).words
         assert beside.tolist() == alone.tolist()
 
 
@@ -342,7 +342,7 @@ def test_a_choice_is_exactly_its_texts(backend: XGrammarBackend, text: str) -> N
     matcher = compile_spec(backend, spec)[1].new_matcher()
     for token_id in encode(text):
         assert matcher.accept(token_id)
-    masks, _ = MaskFiller(VOCABULARY).fill([matcher])
+    masks = MaskFiller(VOCABULARY).fill([matcher]).words
     assert allowed_ids(masks[0]) == [END]
 
 

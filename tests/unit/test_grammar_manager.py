@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+import torch
 from grammars import END, allowed_ids, encode, small_vocabulary
 
 from grammar_sync.agreement import GrammarFailure, LocalReport
@@ -98,6 +99,10 @@ def started(manager: GrammarManager, sequence_id: int, spec: GrammarSpec) -> Non
     manager.start(sequence_id)
 
 
+def masks_of(manager: GrammarManager, sequence_ids: Sequence[int]) -> torch.Tensor:
+    return manager.finish_masks(manager.begin_masks(sequence_ids)).words
+
+
 def test_many_sequences_of_one_grammar_share_a_compile(manager: GrammarManager, backend: CountingBackend) -> None:
     spec = spec_of(json_schema={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     for sequence_id in (3, 4, 5):
@@ -107,7 +112,7 @@ def test_many_sequences_of_one_grammar_share_a_compile(manager: GrammarManager, 
         manager.start(sequence_id)
     for token_id in encode('{"a": '):
         manager.accept(4, token_id)
-    masks = manager.fill_masks([3, 4])
+    masks = masks_of(manager, [3, 4])
     assert set(encode("1")) <= set(allowed_ids(masks[1]))
     assert not set(encode("1")) & set(allowed_ids(masks[0])), "each has its own matcher"
     assert backend.sources == [spec.source]
@@ -117,8 +122,8 @@ def test_statistics_of_a_hit_and_a_miss(manager: GrammarManager) -> None:
     spec = spec_of(regex="a+")
     started(manager, 1, spec)
     started(manager, 2, spec)
-    manager.fill_masks([1, 2])
-    manager.fill_masks([2])
+    masks_of(manager, [1, 2])
+    masks_of(manager, [2])
     first, second = manager.statistics(1), manager.statistics(2)
     assert (first.cache_hit, second.cache_hit) == (False, True)
     assert first.compile_s == second.compile_s > 0
@@ -163,10 +168,10 @@ def test_replay_is_the_same_as_accept(manager: GrammarManager) -> None:
     started(manager, 1, spec)
     started(manager, 2, spec)
     for cut, token_id in enumerate(ids):
-        assert token_id in allowed_ids(manager.fill_masks([1])[0])
+        assert token_id in allowed_ids(masks_of(manager, [1])[0])
         manager.accept(1, token_id)
         manager.replay(2, ids[: cut + 1])
-        one, other = manager.fill_masks([1, 2])
+        one, other = masks_of(manager, [1, 2])
         assert one.tolist() == other.tolist()
     manager.accept(1, END)
     manager.accept(2, END)
@@ -176,10 +181,10 @@ def test_replay_is_the_same_as_accept(manager: GrammarManager) -> None:
 
 def test_start_begins_anew(manager: GrammarManager) -> None:
     started(manager, 1, spec_of(regex="ab"))
-    fresh = manager.fill_masks([1])
+    fresh = masks_of(manager, [1])
     manager.accept(1, encode("a")[0])
     manager.start(1)
-    assert manager.fill_masks([1]).tolist() == fresh.tolist()
+    assert masks_of(manager, [1]).tolist() == fresh.tolist()
 
 
 def test_a_refusal_says_state_and_tokens_and_leaves_others_alone(manager: GrammarManager) -> None:
@@ -207,7 +212,7 @@ def test_nothing_follows_the_end(manager: GrammarManager) -> None:
         manager.accept(1, encode("a")[0])
     assert caught.value.terminated
     with pytest.raises(GrammarStateError, match="sequence 1 has terminated"):
-        manager.fill_masks([1])
+        masks_of(manager, [1])
 
 
 def test_release_in_any_state_frees_the_id(manager: GrammarManager, backend: CountingBackend) -> None:
@@ -228,8 +233,8 @@ def test_calls_out_of_order_are_errors(manager: GrammarManager) -> None:
         manager.submit(1, spec_of(regex="b"))
     with pytest.raises(GrammarStateError, match="not reported ready"):
         manager.start(1)
-    with pytest.raises(GrammarStateError, match="fill_masks: sequence 1 was not started"):
-        manager.fill_masks([1])
+    with pytest.raises(GrammarStateError, match="begin_masks: sequence 1 was not started"):
+        masks_of(manager, [1])
     with pytest.raises(GrammarStateError, match="accept: sequence 2 is not known"):
         manager.accept(2, 5)
     assert reported(manager, [1]) == LocalReport((1,), ())

@@ -21,13 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar_sync.backend import Matcher, compile_spec
-from grammar_sync.masks import MaskError, MaskExchange, MaskFiller
+from grammar_sync.masks import MaskError, MaskExchange, MaskFiller, RowFault
 from grammar_sync.spec import parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError, VocabularyType
 from grammar_sync.xgrammar_backend import XGrammarBackend
 from pp.link import StageLink
 
 SIZE = small_tokenizer().get_vocab_size()
+FINE = [RowFault.NONE, RowFault.NONE]
 ANY_TEXT: dict[str, object] = {"regex": r"(.|\n)*"}
 ASCII_IDS = {token_id for letter in range(32, 127) for token_id in encode(chr(letter))}
 
@@ -64,11 +65,12 @@ def matcher_of(vocabulary: GrammarVocabulary, fields: dict[str, object], text: s
 
 
 def mask_of(vocabulary: GrammarVocabulary, fields: dict[str, object], text: str = "") -> torch.Tensor:
-    masks, seconds = MaskFiller(vocabulary).fill([matcher_of(vocabulary, fields, text)])
-    assert masks.shape == (1, vocabulary.mask_words)
-    assert masks.dtype == torch.int32
-    assert len(seconds) == 1
-    return masks[0]
+    filled = MaskFiller(vocabulary).fill([matcher_of(vocabulary, fields, text)])
+    assert filled.words.shape == (1, vocabulary.mask_words)
+    assert filled.words.dtype == torch.int32
+    assert filled.faults == [RowFault.NONE]
+    assert len(filled.seconds) == 1
+    return filled.words[0]
 
 
 def test_control_tokens_are_never_text() -> None:
@@ -102,7 +104,7 @@ def test_ids_beyond_tokenizer_or_head_are_never_allowed(vocab_size: int) -> None
 
 def test_an_engine_that_leaves_words_untouched_cannot_open_the_padding() -> None:
     vocabulary = small_vocabulary(SIZE + 5)
-    masks, _ = MaskFiller(vocabulary).fill([Lazy(), Lazy()])
+    masks = MaskFiller(vocabulary).fill([Lazy(), Lazy()]).words
     assert allowed_ids(masks[0]) == allowed_ids(masks[1]) == list(range(SIZE + 5))
 
 
@@ -110,12 +112,12 @@ def test_each_row_is_its_own_and_a_new_tensor_each_time() -> None:
     vocabulary = small_vocabulary()
     matchers = [matcher_of(vocabulary, {"regex": f"{letter}1"}) for letter in "abc"]
     filler = MaskFiller(vocabulary)
-    masks, _ = filler.fill(matchers)
+    masks = filler.fill(matchers).words
     before = masks.clone()
     for row, letter in enumerate("abc"):
         assert allowed_ids(masks[row]) == list(encode(letter))
         assert matchers[row].accept(encode(letter)[0])
-    again, _ = filler.fill(matchers)
+    again = filler.fill(matchers).words
     assert torch.equal(masks, before), "a send may still hold the first rows"
     assert allowed_ids(again[0]) == list(encode("1"))
 
@@ -129,7 +131,7 @@ def test_other_ways_to_write_tokens(vocab_type: VocabularyType) -> None:
     assert spec is not None
     matcher = compile_spec(XGrammarBackend(vocabulary), spec)[1].new_matcher()
     for expected, token_id in ([2], 2), ([4], 4), ([3, 5], 5), ([1], 1):
-        masks, _ = MaskFiller(vocabulary).fill([matcher])
+        masks = MaskFiller(vocabulary).fill([matcher]).words
         assert allowed_ids(masks[0]) == expected
         assert matcher.accept(token_id)
     assert matcher.is_terminated()
@@ -139,7 +141,7 @@ def test_other_ways_to_write_tokens(vocab_type: VocabularyType) -> None:
 @given(vocab_size=st.integers(1, 5000), rows=st.integers(0, 3), tp_size=st.integers(1, 64))
 def test_no_width_lets_padding_through(vocab_size: int, rows: int, tp_size: int) -> None:
     vocabulary = GrammarVocabulary([""] * vocab_size, "raw", vocab_size, (0,))
-    masks, _ = MaskFiller(vocabulary).fill([Lazy()] * rows)
+    masks = MaskFiller(vocabulary).fill([Lazy()] * rows).words
     assert masks.shape == (rows, vocabulary.mask_words)
     slices = [vocabulary.blocks.slice_of(rank, tp_size) for rank in range(tp_size)]
     for row in masks:
@@ -149,9 +151,9 @@ def test_no_width_lets_padding_through(vocab_size: int, rows: int, tp_size: int)
 
 
 def test_no_rows() -> None:
-    masks, seconds = MaskFiller(small_vocabulary()).fill([])
-    assert masks.shape == (0, small_vocabulary().mask_words)
-    assert seconds == []
+    filled = MaskFiller(small_vocabulary()).fill([])
+    assert filled.words.shape == (0, small_vocabulary().mask_words)
+    assert (filled.faults, filled.seconds, filled.messages) == ([], [], [])
 
 
 def test_a_fill_works_in_inference_mode() -> None:
@@ -188,9 +190,11 @@ def exchange(step: int = 1) -> tuple[MaskExchange, StageLink]:
 def test_one_stage_keeps_its_slice() -> None:
     masks = torch.arange(8, dtype=torch.int32).reshape(2, 4)
     here, _ = exchange()
-    here.send([4, 7], masks)
-    assert here.receive([4, 7]).tolist() == [[1, 2], [5, 6]]
-    assert here.receive([]).shape == (0, 2)
+    here.send([4, 7], masks, [RowFault.NONE, RowFault.LATE])
+    received = here.receive([4, 7])
+    assert received.words.tolist() == [[1, 2], [5, 6]]
+    assert received.faults.tolist() == [0, int(RowFault.LATE)]
+    assert here.receive([]).words.shape == (0, 2)
 
 
 def test_a_lost_row_is_an_error() -> None:
@@ -198,15 +202,15 @@ def test_a_lost_row_is_an_error() -> None:
     here, link = exchange()
     with pytest.raises(MaskError, match=r"none were filled, expected rows \[1\]"):
         here.receive([1])
-    with pytest.raises(MaskError, match="2 masks for 1 rows"):
-        here.send([1], masks)
-    here.send([1, 2], masks)
+    with pytest.raises(MaskError, match="2 masks and 1 faults for 1 rows"):
+        here.send([1], masks, FINE[:1])
+    here.send([1, 2], masks, FINE)
     with pytest.raises(MaskError, match=r"rows \[1, 2\], expected rows \[1, 2, 3\]"):
         here.receive([1, 2, 3])
-    here.send([1, 2], masks)
+    here.send([1, 2], masks, FINE)
     with pytest.raises(MaskError, match=r"expected rows \[2, 1\]"):
         here.receive([2, 1])
-    here.send([1, 2], masks)
+    here.send([1, 2], masks, FINE)
     link.begin_step(2)
     with pytest.raises(MaskError, match="got masks of step 1"):
         here.receive([1, 2])
@@ -223,12 +227,12 @@ def test_control_tokens_of_the_default_model_are_never_text() -> None:
     matcher = compile_spec(XGrammarBackend(vocabulary), spec)[1].new_matcher()
     for text in ("{", '"', "a", '"', ":", '"'):
         assert matcher.accept(list(vocabulary.tokens).index(text))
-    masks, _ = MaskFiller(vocabulary).fill([matcher])
+    masks = MaskFiller(vocabulary).fill([matcher]).words
     allowed = set(allowed_ids(masks[0]))
     assert len(vocabulary.special_token_ids) == 17
     assert not allowed & vocabulary.special_token_ids
     assert len(allowed) > 40_000
     for text in ('"', "}"):
         assert matcher.accept(list(vocabulary.tokens).index(text))
-    masks, _ = MaskFiller(vocabulary).fill([matcher])
+    masks = MaskFiller(vocabulary).fill([matcher]).words
     assert set(allowed_ids(masks[0])) & vocabulary.special_token_ids == set(vocabulary.stop_token_ids)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammar_sync.masks import MaskError, MaskExchange
+from grammar_sync.masks import MaskError, MaskExchange, RowFault
 from grammar_sync.spec import GrammarSpec
 from pp.link import StageLink
 from runtime.messages import AddSequence
@@ -55,7 +55,12 @@ class Bench:
         )
 
     def sample(
-        self, step: int, sequences: list[Sequence], logits: torch.Tensor, allowed: list[set[int] | None] | None = None
+        self,
+        step: int,
+        sequences: list[Sequence],
+        logits: torch.Tensor,
+        allowed: list[set[int] | None] | None = None,
+        faults: list[RowFault] | None = None,
     ) -> list[int]:
         """Returns the ids, or minus the reason of a row that has none."""
         self.link.begin_step(step)
@@ -66,7 +71,8 @@ class Bench:
         )
         plan = StepPlan(step, rows, 0)
         if plan.constrained_rows:
-            self.masks.send(plan.constrained_rows, torch.stack([mask_row(ids) for ids in allowed if ids is not None]))
+            masks = torch.stack([mask_row(ids) for ids in allowed if ids is not None])
+            self.masks.send(plan.constrained_rows, masks, faults or [RowFault.NONE] * len(masks))
         padding = torch.full((len(sequences), BLOCKS.padded_size - VOCAB), float("-inf"))
         drawn = self.part.sample(plan, sequences, torch.cat((logits, padding), dim=1))
         reasons = [row_status(status)[0] for status in drawn.statuses.tolist()]
@@ -247,7 +253,7 @@ def test_a_constrained_row_without_its_mask_is_an_error_never_free() -> None:
     bench.link.begin_step(1)
     with pytest.raises(MaskError):
         bench.part.sample(plan, [sequence], logits)
-    bench.masks.send((0,), mask_row({5}).unsqueeze(0))
+    bench.masks.send((0,), mask_row({5}).unsqueeze(0), [RowFault.NONE])
     bench.link.begin_step(2)
     with pytest.raises(MaskError, match="step 1"):
         bench.part.sample(StepPlan(2, plan.rows, 0), [sequence], logits)
