@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
 from grammar_sync.agreement import GrammarFailure, LocalReport
 from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
 from grammar_sync.compiler import Failed, GrammarCompiler, Pending, Ready
@@ -16,6 +14,7 @@ from grammar_sync.fill_pool import FillPool
 from grammar_sync.masks import FilledMasks, MaskFiller, PendingMasks, RowFault
 from grammar_sync.reasoning import ReasoningMatcher, ReasoningVocabulary, ThinkingState
 from grammar_sync.spec import GrammarSpec
+from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.thinking import ThinkingRules
 from grammar_sync.vocabulary import GrammarVocabulary
 
@@ -57,24 +56,6 @@ class GrammarRefusal(RuntimeError):  # noqa: N818 - it is one sequence's outcome
         self.token_id = token_id
         self.accepted = accepted
         self.terminated = terminated
-
-
-class GrammarStatistics(msgspec.Struct, frozen=True):
-    """What a sequence's grammar cost on this rank.
-
-    Attributes:
-        cache_hit: Whether the outcome of the compile was there when the sequence came.
-        compile_s: Seconds of the compile, whoever asked for it first; 0 while it is under way or when it failed.
-        queue_s: Seconds from the sequence's arrival until all ranks of the stage were ready, the compile among them.
-        mask_s: Seconds of filling this sequence's mask rows.
-        mask_rows: How many mask rows were filled.
-    """
-
-    cache_hit: bool
-    compile_s: float
-    queue_s: float
-    mask_s: float
-    mask_rows: int
 
 
 @dataclass

@@ -150,9 +150,19 @@ class ThinkingState:
         self._points = [_Point(first)]
 
     @property
+    def markers(self) -> ReasoningMarkers:
+        """The model's markers."""
+        return self._vocabulary.markers
+
+    @property
     def phase(self) -> Phase:
         """Where the output stands."""
         return self._points[-1].phase
+
+    @property
+    def answers(self) -> bool:
+        """Whether the thinking is over."""
+        return self.phase is Phase.ANSWER
 
     @property
     def reasoning_tokens(self) -> int:
@@ -246,8 +256,7 @@ class ReasoningMatcher:
 
     def accept(self, token_id: int) -> bool:
         """Takes a token; returns False, with the state unchanged, when it is not allowed."""
-        answers = self._state.phase is Phase.ANSWER
-        if answers and self._inner is not None and not self._inner.accept(token_id):
+        if self._state.answers and self._inner is not None and not self._inner.accept(token_id):
             return False
         return self._state.accept(token_id)
 
@@ -257,7 +266,7 @@ class ReasoningMatcher:
 
     def fill(self, words: torch.Tensor) -> None:
         """Writes the ids allowed next into contiguous int32 ``words``; leaves them alone in a free answer."""
-        if self._state.phase is Phase.ANSWER and self._inner is not None:
+        if self._state.answers and self._inner is not None:
             self._inner.fill(words)
         else:
             self._state.fill(words)
@@ -278,8 +287,7 @@ class ReasoningMatcher:
 
     def jump_forward(self) -> str:
         """Returns the text that must come next, once it answers; empty where nothing is certain."""
-        answers = self._state.phase is Phase.ANSWER
-        return self._inner.jump_forward() if answers and self._inner is not None else ""
+        return self._inner.jump_forward() if self._state.answers and self._inner is not None else ""
 
 
 def _fallbacks(marker: bytes) -> list[int]:

@@ -12,6 +12,7 @@ from pp.partition import layer_ranges
 from runtime.checkpoint import open_checkpoint
 from runtime.kv_budget import kv_bytes_per_token
 from runtime.model_config import ModelConfig, check_parallel
+from runtime.thinking_fields import THINKING_FIELDS, ThinkingError, marker_pair, parse_thinking
 from sampler.params import SamplingParams, SamplingParamsError
 
 _LEAST_KV_TOKENS = 2
@@ -45,11 +46,14 @@ def _check_kv_cache(config: ModelConfig, engine: EngineOptions) -> None:
 def _check_defaults(command: GenerateCommand, config: ModelConfig) -> None:
     """Checks the command line's defaults as the leader would check a request that has them all."""
     length = min(command.engine.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
-    sampling = {name: value for name, value in command.defaults.items() if name not in GRAMMAR_FIELDS}
+    others = (*GRAMMAR_FIELDS, *THINKING_FIELDS)
+    sampling = {name: value for name, value in command.defaults.items() if name not in others}
     try:
         SamplingParams.parse(sampling, vocab_size=config.vocab_size, max_model_len=length)
         parse_grammar({name: value for name, value in command.defaults.items() if name in GRAMMAR_FIELDS})
-    except (SamplingParamsError, GrammarError) as error:
+        parse_thinking(command.defaults, length)
+        marker_pair(command.engine.reasoning_start_marker, command.engine.reasoning_marker)
+    except (SamplingParamsError, GrammarError, ThinkingError) as error:
         raise UsageError(str(error)) from error
 
 

@@ -81,6 +81,8 @@ def generate(
     start_timeout: types.StartTimeout = 120.0,
     grammar_timeout: types.GrammarTimeout = 10.0,
     threads_per_rank: types.ThreadsPerRank = None,
+    reasoning_marker: types.ReasoningMarker = None,
+    reasoning_start_marker: types.ReasoningStartMarker = None,
     logit_processors: types.LogitProcessors = None,
     audit: types.Audit = False,
     nnodes: types.Nnodes = 1,
@@ -97,6 +99,8 @@ def generate(
     n: types.NumChoices = None,
     stop: types.Stop = None,
     logprobs: types.Logprobs = None,
+    enable_thinking: types.EnableThinking = None,
+    thinking_budget: types.ThinkingBudget = None,
     json_schema: types.JsonSchema = None,
     json_object: types.JsonObject = False,
     regex: types.Regex = None,
@@ -118,6 +122,8 @@ def generate(
         "n": n,
         "stop": stop or None,
         "logprobs": logprobs,
+        "enable_thinking": enable_thinking,
+        "thinking_budget": thinking_budget,
     }
     grammars = {
         "json_schema": None if json_schema is None else _schema(json_schema),
@@ -143,6 +149,8 @@ def generate(
         start_timeout_s=_seconds("--start-timeout", start_timeout),
         grammar_timeout_s=_seconds("--grammar-timeout", grammar_timeout),
         threads_per_rank=threads_per_rank,
+        reasoning_marker=reasoning_marker,
+        reasoning_start_marker=reasoning_start_marker,
         logit_processors=tuple(logit_processors or ()),
         audit=audit,
     )

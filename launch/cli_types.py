@@ -52,6 +52,20 @@ StartTimeout = Annotated[
 GrammarTimeout = Annotated[
     float, typer.Option(min=0.1, help="Seconds a grammar may take to compile.", rich_help_panel=_ENGINE)
 ]
+ReasoningMarker = Annotated[
+    str | None,
+    typer.Option(
+        help="Text that ends the model's thinking, as </think>.",
+        show_default="as the model's files have it",
+        rich_help_panel=_ENGINE,
+    ),
+]
+ReasoningStartMarker = Annotated[
+    str | None,
+    typer.Option(
+        help="Text that begins the model's thinking.", show_default="what goes with the end", rich_help_panel=_ENGINE
+    ),
+]
 ThreadsPerRank = Annotated[
     int | None,
     typer.Option(
@@ -98,6 +112,19 @@ Seed = Annotated[int | None, typer.Option(show_default="random", rich_help_panel
 # Not --n: torchrun would take it for an abbreviation of its own --nnodes.
 NumChoices = Annotated[
     int | None, typer.Option("-n", "--num-choices", help="Choices.", show_default="1", rich_help_panel=_SAMPLING)
+]
+EnableThinking = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-thinking/--no-enable-thinking",
+        help="Think before answering.",
+        show_default="as the prompt has it",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+ThinkingBudget = Annotated[
+    int | None,
+    typer.Option(help="Tokens of thinking at most.", show_default="no bound", rich_help_panel=_SAMPLING),
 ]
 Stop = Annotated[
     list[str] | None,

@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_command
 from launch.cli import UsageError
 from launch.engine_process import AttachedEngine, Engine, StartedEngine, wait_until_ready
@@ -44,6 +45,8 @@ _OUTSTANDING_REQUESTS = 512
 class ResultRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of JSONL output: a choice of a request, or why the request failed.
 
+    ``reasoning_content`` is what the model thought before ``text``, ``grammar`` what a grammar cost.
+
     ``logprobs`` has an entry for each token, ``prompt_logprobs`` one for each of the prompt; the first of these is
     null, since nothing comes before it.
     """
@@ -57,6 +60,8 @@ class ResultRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_logprobs: list[TokenInfo | None] | None = None
     usage: Usage | None
     error: ErrorInfo | None
+    reasoning_content: str | None = None
+    grammar: GrammarStatistics | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +69,7 @@ class _Choice:
     """What has come of one choice."""
 
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     finished: Finished | None = None
@@ -108,6 +114,8 @@ class _Pending:
                     prompt_logprobs=[None, *self.prompt] if self.prompt and not index else None,
                     usage=choice.finished.usage,
                     error=choice.finished.error,
+                    reasoning_content="".join(choice.reasoning) or None,
+                    grammar=choice.finished.grammar,
                 )
 
 
@@ -202,6 +210,7 @@ class _Batch:
             case TokenDelta():
                 choice = self._pending[message.request_id].choices[message.index]
                 choice.text.append(message.text)
+                choice.reasoning.append(message.reasoning)
                 choice.token_ids += message.token_ids
                 choice.logprobs += message.logprobs
                 self._totals.tokens += len(message.token_ids)

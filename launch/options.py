@@ -45,6 +45,8 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         max_batch_tokens: Tokens of one step.
         kv_cache_bytes: KV cache of one rank.
         grammar_timeout_s: How long a grammar may take to compile.
+        reasoning_marker: Text that ends a model's thinking; None = what the model's own files make obvious.
+        reasoning_start_marker: Text that begins it; None = what goes with the end marker.
         logit_processors: ``module:name`` of processors that requests may name, beside the installed ones.
         audit: Whether last-stage ranks check each other's draws.
     """
@@ -57,6 +59,8 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     max_batch_tokens: int = 2048
     kv_cache_bytes: int = 2 << 30
     grammar_timeout_s: float = 10.0
+    reasoning_marker: str | None = None
+    reasoning_start_marker: str | None = None
     logit_processors: tuple[str, ...] = ()
     audit: bool = False
 

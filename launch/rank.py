@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from grammar_sync.compiler import ThreadedGrammarCompiler
+from grammar_sync.fill_pool import FillPool
+from grammar_sync.reasoning import ReasoningVocabulary
 from grammar_sync.vocabulary import GrammarVocabulary
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
 from launch.groups import RankGroups
@@ -32,6 +34,8 @@ from runtime.model import DecoderStage
 from runtime.model_config import check_parallel
 from runtime.request_builder import RequestBuilder, RequestLimits
 from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.thinking import reasoning_of
+from runtime.thinking_fields import marker_pair
 from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader, resolve_dtype
 from sampler.processors import load_processors
@@ -40,6 +44,7 @@ _MAX_BEAT_S = 1.0
 _GRAMMAR_WAIT_S = 0.01
 _QUEUED_COMPILES = 6
 _DEFAULT_MAX_TOKENS = 256
+_MAX_FILL_THREADS = 4
 _FRONT_EXIT_S = 3.0
 
 
@@ -98,11 +103,15 @@ class Rank:
         first_stage, leader = None, None
         if tokenizer is not None:
             limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens, _DEFAULT_MAX_TOKENS)
-            builder = RequestBuilder(tokenizer, limits, processors)
-            leader = self._leader(tokenizer, builder) if self._environment.rank == 0 else None
             vocabulary = grammar_vocabulary(tokenizer, config, facts.eos_token_ids)
+            named = marker_pair(options.reasoning_start_marker, options.reasoning_marker)
+            reasoning = reasoning_of(tokenizer, vocabulary, named)
+            if self._environment.rank == 0:
+                markers = None if reasoning is None else reasoning.markers
+                leader = self._leader(tokenizer, RequestBuilder(tokenizer, limits, processors, markers), reasoning)
             wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
-            first_stage = FirstStagePart(vocabulary, _compiler(vocabulary, options, wake))
+            pool = FillPool(threads=min(_MAX_FILL_THREADS, torch.get_num_threads()))
+            first_stage = FirstStagePart(vocabulary, _compiler(vocabulary, options, wake), reasoning, pool)
         reader = WeightReader(checkpoint)
         stage = DecoderStage(
             config,
@@ -139,7 +148,7 @@ class Rank:
         dtype_name = str(dtype).removeprefix("torch.")
         return engine, EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len)
 
-    def _leader(self, tokenizer: Tokenizer, builder: RequestBuilder) -> Leader:
+    def _leader(self, tokenizer: Tokenizer, builder: RequestBuilder, reasoning: ReasoningVocabulary | None) -> Leader:
         options = self._options
         endpoint = self._front_endpoint()
         self._socket = LeaderSocket(endpoint)
@@ -148,7 +157,7 @@ class Rank:
             grammar_wait_s=_GRAMMAR_WAIT_S,
             grammar_wait_limit_s=_QUEUED_COMPILES * options.grammar_timeout_s,
         )
-        return Leader(self._socket, builder, tokenizer, clock, self._front_is_alive)
+        return Leader(self._socket, builder, tokenizer, clock, self._front_is_alive, reasoning=reasoning)
 
     def _front_endpoint(self) -> str:
         """Returns where the front side is bound; starts it when torchrun, not the front side, started this rank."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from grammar_sync.compiler import GrammarCompiler
+from grammar_sync.fill_pool import FillPool
 from grammar_sync.manager import GrammarManager
 from grammar_sync.masks import MaskExchange
+from grammar_sync.reasoning import ReasoningVocabulary
+from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.vocabulary import GrammarVocabulary
 from pp.link import StageLink
 from runtime.audit import Auditor
@@ -36,6 +40,9 @@ class VocabularyMismatchError(ValueError):
 class LeaderPart(ActionSource, OutputSink, Protocol):
     """What makes a rank the leader: where actions come from and who hears of tokens."""
 
+    def watch_grammars(self, statistics: Callable[[int], GrammarStatistics]) -> None:
+        """Takes what tells a sequence's grammar statistics while the sequence is there."""
+
 
 @dataclass(frozen=True)
 class FirstStagePart:
@@ -44,10 +51,14 @@ class FirstStagePart:
     Args:
         vocabulary: What grammars are compiled for.
         compiler: Compiles them.
+        reasoning: How the model thinks; None when it does not.
+        pool: Runs the mask fills; one with the defaults when left out.
     """
 
     vocabulary: GrammarVocabulary
     compiler: GrammarCompiler
+    reasoning: ReasoningVocabulary | None = None
+    pool: FillPool | None = None
 
 
 def grammar_vocabulary(tokenizer: Tokenizer, config: ModelConfig, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
@@ -111,8 +122,10 @@ def build_engine(
     if first_stage is None:
         grammars = LaterStageGrammars(link)
     else:
-        manager = GrammarManager(first_stage.vocabulary, first_stage.compiler)
+        manager = GrammarManager(first_stage.vocabulary, first_stage.compiler, first_stage.reasoning, first_stage.pool)
         grammars = FirstStageGrammars(manager, masks, group, link)
+        if leader is not None:
+            leader.watch_grammars(manager.statistics)
     sampling = None
     if link.is_last:
         vocabulary = stage.vocabulary

@@ -46,6 +46,7 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], variables: Mapping[str, str]) -> None:
         environment = _environment()
+        self._default_source = sources.get("default", "")
         self._variables = dict(variables)
         self._templates = {}
         for name, source in sources.items():
@@ -60,8 +61,9 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Returns the prompt text for ``messages``.
+        """Returns the prompt text for ``messages``; the template sees ``variables`` beside the model's own.
 
         Keys whose value is None are left out of a message. Content given as a list of text parts becomes one string,
         the parts joined by newlines: most templates take nothing else.
@@ -77,7 +79,8 @@ class ChatTemplate:
         plain_tools = _checked_tools(tools)
         try:
             return self._templates[name].render(
-                **self._variables,
+                self._variables,
+                **(variables or {}),
                 messages=plain_messages,
                 tools=plain_tools,
                 documents=None,
@@ -85,6 +88,10 @@ class ChatTemplate:
             )
         except _RENDER_ERRORS as error:
             raise ChatTemplateError(f"messages: the chat template refused them: {error}") from error
+
+    def mentions(self, text: str) -> bool:
+        """Returns whether ``text`` stands in the default template."""
+        return text in self._default_source
 
 
 def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

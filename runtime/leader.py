@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runtime.detokenizer import IncrementalDetokenizer
+from grammar_sync.reasoning import ReasoningVocabulary, ThinkingState
+from grammar_sync.statistics import GrammarStatistics
+from grammar_sync.thinking import ThinkingRules
 from runtime.intake import Patience
 from runtime.messages import (
     Abort,
@@ -20,6 +22,7 @@ from runtime.messages import (
     Action,
     AddSequence,
     ClientMessage,
+    CompletionDetails,
     EndSequence,
     EngineMessage,
     ErrorInfo,
@@ -36,6 +39,7 @@ from runtime.messages import (
     TokenLogprob,
     Usage,
 )
+from runtime.output_text import OutputText, TextDelta
 from runtime.reports import TokenReport
 from runtime.request_builder import RequestBuilder, RequestError
 from runtime.sequence import Sequence
@@ -73,12 +77,19 @@ class _Stream:
 
     request_id: int
     index: int
-    detokenizer: IncrementalDetokenizer
+    output: OutputText
     grammar_deadline_s: float | None
+    is_constrained: bool
     text: str = ""
+    reasoning: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     completion_tokens: int = 0
+
+    def add(self, delta: TextDelta) -> None:
+        """Adds text that may be shown."""
+        self.reasoning += delta.reasoning
+        self.text += delta.text
 
 
 class Leader:
@@ -90,6 +101,7 @@ class Leader:
         tokenizer: For the output.
         limits: Its clock.
         client_is_alive: Whether the client's process still exists; when not, the ranks stop.
+        reasoning: How the model thinks; None when it does not.
     """
 
     def __init__(
@@ -99,12 +111,16 @@ class Leader:
         tokenizer: Tokenizer,
         limits: LeaderLimits,
         client_is_alive: Callable[[], bool],
+        *,
+        reasoning: ReasoningVocabulary | None = None,
     ) -> None:
         self._socket = socket
         self._builder = builder
         self._tokenizer = tokenizer
         self._limits = limits
         self._client_is_alive = client_is_alive
+        self._reasoning = reasoning
+        self._statistics: Callable[[int], GrammarStatistics] | None = None
         self._streams: dict[int, _Stream] = {}
         self._sequences_of: dict[int, list[int]] = {}
         self._actions: list[Action] = []
@@ -121,6 +137,10 @@ class Leader:
         self.flush()
         actions, self._actions = self._actions, []
         return actions
+
+    def watch_grammars(self, statistics: Callable[[int], GrammarStatistics]) -> None:
+        """Takes what tells a sequence's grammar statistics while the sequence is there."""
+        self._statistics = statistics
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         """Notes that the grammars of these sequences were agreed ready."""
@@ -148,8 +168,8 @@ class Leader:
         if report is not None:
             stream.logprobs.append(self._info(report))
         if sequence.finish_reason != "stop":
-            stream.text += stream.detokenizer.push(token_id)
-        if stream.detokenizer.stopped is not None:
+            stream.add(stream.output.push(token_id))
+        if stream.output.stopped is not None:
             self._actions.append(EndSequence(sequence.sequence_id, "stop"))
             self._finish(stream, sequence, "stop", None)
         elif sequence.finish_reason is not None:
@@ -210,8 +230,11 @@ class Leader:
         self._next_sequence_id = ids.stop
         self._sequences_of[message.request_id] = list(ids)
         for choice, sequence_id in enumerate(ids):
-            detokenizer = IncrementalDetokenizer(self._tokenizer, request.prompt_token_ids, stop=request.params.stop)
-            self._streams[sequence_id] = _Stream(message.request_id, choice, detokenizer, deadline_s)
+            output = OutputText(
+                self._tokenizer, request.prompt_token_ids, request.params.stop, self._thinking(request.thinking)
+            )
+            constrained = request.grammar is not None or request.thinking is not None
+            self._streams[sequence_id] = _Stream(message.request_id, choice, output, deadline_s, constrained)
             self._actions.append(
                 AddSequence(
                     sequence_id=sequence_id,
@@ -221,6 +244,7 @@ class Leader:
                     params=request.params,
                     seed=request.seed,
                     grammar=request.grammar,
+                    thinking=request.thinking,
                     prefill_of=ids.start if choice else None,
                     bad_words_token_ids=request.bad_words_token_ids,
                 )
@@ -235,9 +259,14 @@ class Leader:
                 self._actions.append(EndSequence(sequence_id, "error", ErrorInfo("timeout", message)))
 
     def _emit(self, stream: _Stream) -> None:
-        delta = TokenDelta(stream.request_id, stream.index, stream.text, stream.token_ids, stream.logprobs)
+        delta = TokenDelta(
+            stream.request_id, stream.index, stream.text, stream.token_ids, stream.logprobs, stream.reasoning
+        )
         self._outbox.append(delta)
-        stream.text, stream.token_ids, stream.logprobs = "", [], []
+        stream.text, stream.reasoning, stream.token_ids, stream.logprobs = "", "", [], []
+
+    def _thinking(self, rules: ThinkingRules | None) -> ThinkingState | None:
+        return None if rules is None or self._reasoning is None else ThinkingState(self._reasoning, rules)
 
     def _info(self, report: TokenReport) -> TokenInfo:
         support = None
@@ -258,14 +287,22 @@ class Leader:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def _finish(self, stream: _Stream, sequence: Sequence, reason: FinishReason, error: ErrorInfo | None) -> None:
-        stream.text += stream.detokenizer.finish()
-        if stream.detokenizer.stopped is not None and reason == "length":
+        stream.add(stream.output.finish())
+        if stream.output.stopped is not None and reason == "length":
             reason = "stop"
-        if stream.text or stream.token_ids:
+        if stream.text or stream.reasoning or stream.token_ids:
             self._emit(stream)
-        prompt, output = len(sequence.prompt_token_ids), stream.completion_tokens
-        usage = Usage(prompt, output, prompt + output)
-        self._outbox.append(Finished(stream.request_id, stream.index, reason, usage, error))
+        prompt, output, thought = (
+            len(sequence.prompt_token_ids),
+            stream.completion_tokens,
+            stream.output.reasoning_tokens,
+        )
+        details = None if thought is None else CompletionDetails(thought)
+        usage = Usage(prompt, output, prompt + output, details)
+        statistics = None
+        if stream.is_constrained and self._statistics is not None:
+            statistics = self._statistics(sequence.sequence_id)
+        self._outbox.append(Finished(stream.request_id, stream.index, reason, usage, error, statistics))
         del self._streams[sequence.sequence_id]
         siblings = self._sequences_of[stream.request_id]
         siblings.remove(sequence.sequence_id)

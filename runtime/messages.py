@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from grammar_sync.spec import GrammarSpec
+from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.thinking import ThinkingRules
 from sampler.params import SamplingParams
 
@@ -32,12 +33,23 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one choice."""
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """What the tokens of an output were for.
+
+    Args:
+        reasoning_tokens: Tokens before the answer, markers among them.
+    """
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Token counts of one choice; ``completion_tokens_details`` for one that thought."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -140,23 +152,28 @@ class PromptInfo(msgspec.Struct, frozen=True, tag="prompt"):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, tag="delta"):
-    """Leader → client: what a step added to a choice; ``text`` may lag behind ``token_ids``."""
+    """Leader → client: what a step added to a choice; the texts may lag behind ``token_ids``.
+
+    ``reasoning`` is what was thought before the answer, ``text`` the answer.
+    """
 
     request_id: int
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenInfo] = []
+    reasoning: str = ""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """Leader → client: a choice ended."""
+    """Leader → client: a choice ended; ``grammar`` is what its grammar cost, if it has one."""
 
     request_id: int
     index: int
     finish_reason: FinishReason
     usage: Usage
     error: ErrorInfo | None = None
+    grammar: GrammarStatistics | None = None
 
 
 ClientMessage = Submit | Abort | Shutdown

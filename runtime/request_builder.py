@@ -6,12 +6,21 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, GrammarSpec, parse_grammar
+from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
 from runtime.chat_template import ChatTemplateError
 from runtime.messages import ErrorInfo
 from runtime.shown_value import shown
+from runtime.thinking_fields import (
+    THINKING_FIELDS,
+    ThinkingError,
+    ThinkingFields,
+    is_open,
+    parse_thinking,
+    rules_of,
+)
 from runtime.tokenizer import Tokenizer
 from sampler.params import SamplingParams, SamplingParamsError
 from sampler.processors import ProcessorRegistry
@@ -44,6 +53,7 @@ class Request:
         seed: The client's, or minted.
         grammar: What the output must match, if anything.
         bad_words_token_ids: The bad words as token ids.
+        thinking: How the output thinks before, if it does.
     """
 
     prompt_token_ids: list[int]
@@ -52,6 +62,15 @@ class Request:
     seed: int
     grammar: GrammarSpec | None
     bad_words_token_ids: tuple[tuple[int, ...], ...]
+    thinking: ThinkingRules | None = None
+
+
+class _Prompt(NamedTuple):
+    """A prompt's ids, the field they came from, and whether it ends inside a think block."""
+
+    token_ids: list[int]
+    name: str
+    is_thinking: bool
 
 
 @dataclass(frozen=True)
@@ -78,14 +97,20 @@ class RequestBuilder:
         tokenizer: The model's.
         limits: What a request may ask for at most.
         processors: The logit processors that requests may name; None = none.
+        markers: The markers around the model's thinking; None when it has none.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, limits: RequestLimits, processors: ProcessorRegistry | None = None
+        self,
+        tokenizer: Tokenizer,
+        limits: RequestLimits,
+        processors: ProcessorRegistry | None = None,
+        markers: ReasoningMarkers | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._processors = processors or ProcessorRegistry({})
+        self._markers = markers
 
     def parse(self, body: str, *, score: bool = False) -> Request:
         """Returns the request that a JSON object describes.
@@ -120,26 +145,31 @@ class RequestBuilder:
         rest = {
             name: value
             for name, value in fields.items()
-            if name not in (*_PROMPT_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, "id")
+            if name not in (*_PROMPT_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *THINKING_FIELDS, "id")
         }
         try:
             grammar = parse_grammar(fields)
+            asked = parse_thinking(fields, self._limits.max_model_len)
             params = SamplingParams.parse(
                 {"prompt_logprobs": 0} | rest if score else rest,
                 vocab_size=self._limits.vocab_size,
                 max_model_len=self._limits.max_model_len,
             )
             self._processors.check(params.logit_processors)
-            if score and (grammar is not None or params.n != 1 or params.logprobs is not None):
-                raise RequestError("a score takes neither a grammar nor n nor logprobs: it generates nothing", None)
+            generates = grammar is not None or params.n != 1 or params.logprobs is not None or asked.wants_thinking
+            if score and generates:
+                raise RequestError(
+                    "a score takes neither a grammar nor n nor logprobs nor thinking: it generates nothing", None
+                )
+            prompt = self._prompt(fields, asked)
+            thinking = rules_of(asked, self._markers, inside=prompt.is_thinking, has_grammar=grammar is not None)
         except GrammarError as error:
             raise RequestError(str(error), error.param, "grammar_error") from error
-        except SamplingParamsError as error:
+        except (SamplingParamsError, ThinkingError) as error:
             raise RequestError(str(error), error.param) from error
-        prompt, name = self._prompt(fields)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        max_tokens = 0 if score else self._max_tokens(name, len(prompt), params.max_tokens)
-        return Request(prompt, max_tokens, params, seed, grammar, self._bad_words(params))
+        max_tokens = 0 if score else self._max_tokens(prompt.name, len(prompt.token_ids), params.max_tokens)
+        return Request(prompt.token_ids, max_tokens, params, seed, grammar, self._bad_words(params), thinking)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Returns the bad words as token ids: a text as it is spelled at a word's beginning and within a line."""
@@ -153,8 +183,7 @@ class RequestBuilder:
             sequences.update(dict.fromkeys(ids for ids in spellings if ids))
         return tuple(sequences)
 
-    def _prompt(self, fields: Mapping[str, Any]) -> tuple[list[int], str]:
-        """Returns the prompt's ids, and the field they came from."""
+    def _prompt(self, fields: Mapping[str, Any], asked: ThinkingFields) -> _Prompt:
         given = [name for name in _PROMPT_FIELDS if fields.get(name) is not None]
         if len(given) != 1:
             raise RequestError(
@@ -162,7 +191,7 @@ class RequestBuilder:
                 given[1] if given else "prompt",
             )
         name = given[0]
-        ids = self._encode(name, fields[name])
+        ids, end = self._encode(name, fields[name], asked)
         if not ids:
             raise RequestError(f"{name} has no tokens: at least one is needed", name)
         if len(ids) >= self._limits.max_model_len:
@@ -171,20 +200,35 @@ class RequestBuilder:
                 f"leaves room for at most {self._limits.max_model_len - 1}",
                 name,
             )
-        return ids, name
+        return _Prompt(ids, name, self._markers is not None and is_open(end, self._markers))
 
-    def _encode(self, name: str, value: Any) -> list[int]:
+    def _encode(self, name: str, value: Any, asked: ThinkingFields) -> tuple[list[int], str]:
+        """Returns a prompt's ids, and the text at its end that says whether it is thinking."""
         if name == "prompt_token_ids":
-            return self._checked_ids(value)
+            ids = self._checked_ids(value)
+            return ids, "" if self._markers is None else self._tokenizer.decode(ids, skip_special_tokens=False)
         if name == "messages":
-            try:
-                text = self._tokenizer.apply_chat_template(value)
-            except ChatTemplateError as error:
-                raise RequestError(str(error), name) from error
-            return self._encode_text(name, text, add_special_tokens=False)
+            text, end = self._rendered(value, asked)
+            return self._encode_text(name, text, add_special_tokens=False), end
         if not isinstance(value, str):
             raise RequestError(f"prompt is a {type(value).__name__}: a string is needed", name)
-        return self._encode_text(name, value, add_special_tokens=True)
+        return self._encode_text(name, value, add_special_tokens=True), value
+
+    def _rendered(self, messages: Any, asked: ThinkingFields) -> tuple[str, str]:
+        """Returns the messages as a prompt, and what the template put behind them to have them answered.
+
+        What a message says of markers does not count.
+        """
+        # Templates call the switch by either name.
+        switch = {} if asked.enable is None else {"enable_thinking": asked.enable, "thinking": asked.enable}
+        try:
+            text = self._tokenizer.apply_chat_template(messages, variables=switch)
+            if self._markers is None:
+                return text, ""
+            bare = self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, variables=switch)
+        except ChatTemplateError as error:
+            raise RequestError(str(error), "messages") from error
+        return text, text.removeprefix(bare)
 
     def _encode_text(self, name: str, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

@@ -54,8 +54,11 @@ class Tokenizer:
         # An id beyond the vocabulary pads the model's rows: it is never sampled, so it ends nothing.
         self.eos_token_ids: tuple[int, ...] = tuple(sorted({i for i in parts.eos_token_ids if i < self.size}))
         """The ids that end a generation: the union of tokenizer, generation and model configuration, ascending."""
+        added = parts.backend.get_added_tokens_decoder()
+        self.added_tokens: dict[str, int] = {token.content: token_id for token_id, token in sorted(added.items())}
+        """The ids of added tokens, special or not, by their text."""
         self.special_token_ids: frozenset[int] = frozenset(
-            token_id for token_id, token in parts.backend.get_added_tokens_decoder().items() if token.special
+            token_id for token_id, token in added.items() if token.special
         )
         """The ids of special tokens, which decoding leaves out unless told otherwise."""
         self.vocabulary_type: VocabularyType = self._decoder.vocabulary_type
@@ -127,13 +130,22 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Returns the prompt for chat messages; encode it with ``add_special_tokens=False``.
+
+        ``variables`` are seen by the template beside the model's own.
 
         Raises:
             ChatTemplateError: The model has no template, the messages have a wrong shape, or the template refused them.
         """
-        return self._chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        return self._chat_template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+    def template_mentions(self, text: str) -> bool:
+        """Returns whether ``text`` stands in the default chat template."""
+        return self._chat_template.mentions(text)
 
 
 class _Steps:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
+from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
 from grammar_sync.compiler import CompileOutcome, GrammarCompiler, Pending, ThreadedGrammarCompiler
+from grammar_sync.fill_pool import FillPool
+from grammar_sync.manager import GrammarManager
 from grammar_sync.spec import GrammarSpec, parse_grammar
+from grammar_sync.statistics import GrammarStatistics
+from grammar_sync.thinking import ThinkingRules
 from launch.groups import RankGroups, build_groups, warm_up
 from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
@@ -20,12 +29,13 @@ from runtime.batch import ForwardBatch
 from runtime.checkpoint import open_checkpoint
 from runtime.intake import Patience
 from runtime.kv_cache import KVCache
-from runtime.messages import Action, AddSequence, EndSequence, FinishReason, StopRanks
+from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, FinishReason, StopRanks
 from runtime.model import DecoderStage
 from runtime.plan import PlanRow, StepPlan
 from runtime.reports import TokenReport
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.sequence import Sequence
+from runtime.thinking import reasoning_of
 from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
 from sampler.params import SamplingParams
@@ -43,8 +53,19 @@ class Job:
     choice: int = 0
     prefill_of: int | None = None
     grammar: GrammarSpec | None = None
+    thinking: ThinkingRules | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     abort_at_step: int | None = None
+
+
+@dataclass(frozen=True)
+class FillFault:
+    """What befalls a grammar's matchers on one rank after so many tokens: ``hang``, ``fail`` or ``refuse``."""
+
+    source: str
+    rank: int
+    what: str
+    after: int = 2
 
 
 @dataclass(frozen=True)
@@ -52,7 +73,7 @@ class Case:
     """What a group of ranks runs.
 
     ``device`` is ``cpu``, or ``cuda`` for one GPU a rank. ``compile_delay_s`` and ``stall_s`` bound random delays of
-    first-stage compiles and of one forward pass on a later stage; ``seed`` draws them.
+    first-stage compiles and of one forward pass on a later stage; ``seed`` draws them. ``fill_faults`` befall matchers.
     """
 
     model: Path
@@ -69,6 +90,8 @@ class Case:
     seed: int = 0
     compile_delay_s: float = 0.0
     stall_s: float = 0.0
+    fill_faults: tuple[FillFault, ...] = ()
+    fill_deadline_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +127,7 @@ class ScriptedLeader:
         self.outputs: dict[int, Output] = {}
         self.prompts: dict[int, list[TokenReport]] = {}
         self.reports: dict[int, list[TokenReport]] = {}
+        self.errors: dict[int, str] = {}
 
     def collect(self, patience: Patience) -> list[Action]:
         self._step += 1
@@ -128,9 +152,13 @@ class ScriptedLeader:
             params=job.params,
             seed=job.seed,
             grammar=job.grammar,
+            thinking=job.thinking,
             prefill_of=job.prefill_of,
             bad_words_token_ids=job.bad_words_token_ids,
         )
+
+    def watch_grammars(self, statistics: Callable[[int], GrammarStatistics]) -> None:
+        self._statistics = statistics
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         pass
@@ -145,7 +173,8 @@ class ScriptedLeader:
             self.ended(sequence)
 
     def refused(self, sequence: Sequence, message: str) -> None:
-        raise AssertionError(f"sequence {sequence.sequence_id}: {message}")
+        self.errors[sequence.sequence_id] = message
+        self._ends.append(EndSequence(sequence.sequence_id, "error", ErrorInfo("grammar_error", message)))
 
     def ended(self, sequence: Sequence) -> None:
         assert sequence.finish_reason is not None
@@ -198,6 +227,70 @@ class DelayedCompiler:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class FaultyMatcher:
+    """A matcher with a fault."""
+
+    def __init__(self, inner: Matcher, fault: FillFault) -> None:
+        self._inner = inner
+        self._fault = fault
+        self._accepted = 0
+
+    def accept(self, token_id: int) -> bool:
+        self._accepted += 1
+        if self._fault.what == "refuse" and self._accepted > self._fault.after:
+            return False
+        return self._inner.accept(token_id)
+
+    def fill(self, words: torch.Tensor) -> None:
+        if self._accepted >= self._fault.after and self._fault.what == "fail":
+            raise MatcherError("made to fail")
+        if self._accepted >= self._fault.after and self._fault.what == "hang":
+            threading.Event().wait()
+        self._inner.fill(words)
+
+    def is_terminated(self) -> bool:
+        return self._inner.is_terminated()
+
+    def rollback(self, count: int) -> None:
+        self._inner.rollback(count)
+
+    def copy(self) -> FaultyMatcher:
+        return FaultyMatcher(self._inner.copy(), self._fault)
+
+    def jump_forward(self) -> str:
+        return self._inner.jump_forward()
+
+
+class FaultyCompiled:
+    """A compiled grammar whose matchers have a fault."""
+
+    def __init__(self, inner: CompiledGrammar, fault: FillFault) -> None:
+        self._inner = inner
+        self._fault = fault
+
+    @property
+    def size_bytes(self) -> int:
+        return self._inner.size_bytes
+
+    def new_matcher(self) -> FaultyMatcher:
+        return FaultyMatcher(self._inner.new_matcher(), self._fault)
+
+
+def faulty_managers(faults: Many[FillFault]) -> AbstractContextManager[object]:
+    """Has managers of this process start the sequences of some grammars with matchers that have a fault."""
+    start = GrammarManager.start
+    by_source = {fault.source: fault for fault in faults}
+
+    def start_faulty(manager: GrammarManager, sequence_id: int) -> None:
+        sequence = manager._sequence(sequence_id, "start")
+        fault = None if sequence.spec is None else by_source.get(sequence.spec.source)
+        if fault is not None and sequence.compiled is not None:
+            sequence.compiled = FaultyCompiled(sequence.compiled, fault)
+        start(manager, sequence_id)
+
+    return mock.patch.object(GrammarManager, "start", start_faulty)
 
 
 class FaultyStage(DecoderStage):
@@ -258,10 +351,12 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
             if not compilers or case.compile_delay_s:
                 compilers.append(ThreadedGrammarCompiler(vocabulary))
             compiler = DelayedCompiler(compilers[-1], draw, case.compile_delay_s)
-            first_stage = FirstStagePart(vocabulary, compiler)
+            pool = FillPool(deadline_s=case.fill_deadline_s)
+            first_stage = FirstStagePart(vocabulary, compiler, reasoning_of(tokenizers[0], vocabulary), pool)
         scheduler = RecordingScheduler(_limits(case), eos)
         leader = ScriptedLeader(case.jobs) if rank == 0 else None
-        _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp, audit_heads)
+        with faulty_managers([fault for fault in case.fill_faults if fault.rank == rank]):
+            _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp, audit_heads)
         plans.append(tuple(scheduler.planned))
         if leader is not None:
             outputs.append(tuple(leader.outputs[index] for index in range(len(case.jobs))))

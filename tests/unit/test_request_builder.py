@@ -44,8 +44,9 @@ class ByteTokenizer(Tokenizer):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        return TEMPLATE.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        return TEMPLATE.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
 
 
 def builder(*, kv_cache_tokens: int = 1000, begins: bool = False) -> RequestBuilder:
