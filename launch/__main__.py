@@ -7,17 +7,10 @@ import os
 import signal
 import sys
 
-
-def _leave(signum: int, frame: object) -> None:  # noqa: ARG001
-    """Ends the process before there is anything to clean up, with the exit code and line that users know."""
-    word = "interrupted" if signum == signal.SIGINT else "terminated"
-    os.write(2, f"lockstep: {word}\n".encode())
-    os._exit(128 + signum)
-
+from launch.early_signals import leave_on_signals
 
 # The imports below take a while; ``main`` sets handlers of its own.
-for _number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(_number, _leave)
+leave_on_signals()
 
 from launch.environment import AGENT_PID
 from launch.parent_death import die_with_parent

@@ -29,7 +29,7 @@ def check_command(command: GenerateCommand) -> None:
     check_parallel(config, command.engine.tp, command.engine.pp)
     _check_kv_cache(config, command.engine)
     _check_defaults(command, config)
-    _check_files(command)
+    check_files(command.input_file, command.output_file)
 
 
 def _check_kv_cache(config: ModelConfig, engine: EngineOptions) -> None:
@@ -57,15 +57,20 @@ def _check_defaults(command: GenerateCommand, config: ModelConfig) -> None:
         raise UsageError(str(error)) from error
 
 
-def _check_files(command: GenerateCommand) -> None:
-    source = None if command.input_file in (None, "-") else Path(str(command.input_file))
+def check_files(input_file: str | None, output_file: Path | None) -> None:
+    """Returns if the input (``-``: stdin) can be read and the output written.
+
+    Raises:
+        UsageError: One of them cannot.
+    """
+    source = None if input_file in (None, "-") else Path(str(input_file))
     if source is not None:
         try:
             with source.open("rb"):
                 pass
         except OSError as error:
             raise UsageError(f"--input {source}: {error.strerror}") from error
-    target = command.output_file
+    target = output_file
     if target is None:
         return
     if target.is_dir():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 import typer
 from typer.exceptions import TyperException
 
-from launch import cli_bench
+from launch import cli_bench, cli_grammar
 from launch import cli_types as types
 from launch.default_model import default_model
 from launch.exit_codes import ExitCode
@@ -33,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(cli_bench.app, name="bench")
+app.command(name="check-grammar")(cli_grammar.check_grammar)
 
 
 class UsageError(ValueError):
@@ -106,6 +106,7 @@ def generate(
     regex: types.Regex = None,
     ebnf: types.Ebnf = None,
     choice: types.Choice = None,
+    structural_tag: types.StructuralTag = None,
 ) -> Command:
     """Generates for prompts from the command line, a JSONL file or stdin.
 
@@ -125,13 +126,14 @@ def generate(
         "enable_thinking": enable_thinking,
         "thinking_budget": thinking_budget,
     }
-    grammars = {
-        "json_schema": None if json_schema is None else _schema(json_schema),
-        "json_object": json_object or None,
-        "regex": regex,
-        "ebnf": None if ebnf is None else _text_of("--ebnf", ebnf),
-        "choice": None if choice is None else choice.split(","),
-    }
+    grammars = cli_grammar.grammar_fields(
+        json_schema=json_schema,
+        json_object=json_object,
+        regex=regex,
+        ebnf=ebnf,
+        choice=choice,
+        structural_tag=structural_tag,
+    )
     if bool(prompts) == (input_file is not None):
         raise UsageError("give prompts, or --input FILE (- for stdin), but not both")
     engine = EngineOptions(
@@ -169,7 +171,7 @@ def generate(
         output_file=output,
         output_format=output_format,
         chat=chat,
-        defaults={name: value for name, value in (sampling | grammars).items() if value is not None},
+        defaults={name: value for name, value in sampling.items() if value is not None} | grammars,
     )
 
 
@@ -288,23 +290,3 @@ def _counts(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() for part in parts):
         raise UsageError(f"--pp-layers is {text!r}: numbers of layers such as 8,7 are needed")
     return tuple(int(part) for part in parts)
-
-
-def _schema(text: str) -> Any:
-    """Returns the schema that ``text`` is, or that the file it names holds."""
-    source = (
-        text if text.lstrip()[:1] in ("{", "") or text in ("true", "false") else _text_of("--json-schema", Path(text))
-    )
-    try:
-        return msgspec.json.decode(source)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"--json-schema: {error}") from error
-
-
-def _text_of(option: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{option} {path}: {error}") from error

@@ -144,3 +144,10 @@ Ebnf = Annotated[
     Path | None, typer.Option(help="File with a GBNF grammar whose root is 'root'.", rich_help_panel=_GRAMMAR)
 ]
 Choice = Annotated[str | None, typer.Option(help="Comma-separated list of outputs.", rich_help_panel=_GRAMMAR)]
+StructuralTag = Annotated[
+    str | None, typer.Option(help="Structural tag (tool calls), or a file that holds one.", rich_help_panel=_GRAMMAR)
+]
+GrammarBackendChoice = Annotated[
+    Literal["auto", "xgrammar", "llguidance"],
+    typer.Option(help="Grammar engine; auto = the first that enforces all of a grammar.", rich_help_panel=_ENGINE),
+]

@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     """A rank died or raised while running."""
     START_FAILED = 5
     """A rank did not come up."""
+    GRAMMARS_FAILED = 6
+    """``check-grammar`` ran to the end, and found what ``--fail-on`` names."""
     INTERRUPTED = 130
     """Ctrl-C."""
     TERMINATED = 143

@@ -7,13 +7,14 @@ import signal
 import sys
 
 from launch.bench import run_bench
+from launch.check_grammar import become_checker
 from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.doctor import run_doctor
 from launch.environment import FRONT_ENDPOINT
 from launch.exit_codes import ExitCode
 from launch.generate import run_generate
-from launch.options import BenchSamplerCommand, DoctorCommand, GenerateCommand, SampleCommand
+from launch.options import BenchSamplerCommand, CheckGrammarCommand, DoctorCommand, GenerateCommand, SampleCommand
 from launch.parent_death import die_with_parent
 from launch.rank_processes import RanksFailedError, Terminated, raise_on_signals
 from launch.sample import run_sample
@@ -52,6 +53,8 @@ def _run(argv: list[str]) -> int:
             return run_sample(command, argv)
         case DoctorCommand():
             return run_doctor(command)
+        case CheckGrammarCommand():
+            return become_checker(command, argv)
         case BenchSamplerCommand():
             return run_bench(command, argv)
         case _:

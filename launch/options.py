@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
+FailOn = Literal["refused", "text", "not-enforced"]
+"""What may make ``check-grammar`` fail: a grammar that is refused, a text that is not taken or refused as wanted, a
+grammar that is accepted but not enforced in full."""
+
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What every rank needs to come up; equal on every rank.
@@ -125,6 +129,34 @@ class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
+class CheckGrammarCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep check-grammar``.
+
+    Args:
+        model: Whose vocabulary grammars are compiled for: folder or GGUF file.
+        input_file: JSONL file, ``-`` for stdin; None = one grammar from the command line.
+        output_file: Where to write; None = stdout.
+        output_format: ``jsonl``, ``text`` or ``auto``.
+        grammar: Request fields of the grammar from the command line.
+        texts: Texts to check against it.
+        strict: For lines that do not say.
+        grammar_backend: Which engines may be used.
+        grammar_timeout_s: How long a grammar may take to compile.
+        fail_on: What makes the exit code ``GRAMMARS_FAILED``.
+    """
+
+    model: Path
+    input_file: str | None = None
+    output_file: Path | None = None
+    output_format: Literal["auto", "text", "jsonl"] = "auto"
+    grammar: dict[str, Any] = {}
+    texts: tuple[str, ...] = ()
+    strict: bool = True
+    grammar_backend: Literal["auto", "xgrammar", "llguidance"] = "auto"
+    grammar_timeout_s: float = 10.0
+    fail_on: tuple[FailOn, ...] = ("refused", "text")
+
+
 class SampleCommand(msgspec.Struct, frozen=True, kw_only=True):
     """``lockstep sample``.
 
@@ -163,4 +195,4 @@ class BenchSamplerCommand(msgspec.Struct, frozen=True, kw_only=True):
     json_file: Path | None
 
 
-Command = GenerateCommand | SampleCommand | DoctorCommand | BenchSamplerCommand
+Command = GenerateCommand | SampleCommand | DoctorCommand | CheckGrammarCommand | BenchSamplerCommand

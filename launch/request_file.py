@@ -32,6 +32,21 @@ class InputRequest:
     error: ErrorInfo | None = None
 
 
+@dataclass(frozen=True)
+class InputLine:
+    """One line of a JSONL file.
+
+    Args:
+        user_id: The line's ``id``, else ``line-N``.
+        fields: What it holds; None when it is no JSON object.
+        error: What is wrong with the line, if something is.
+    """
+
+    user_id: Any
+    fields: dict[str, Any] | None
+    error: ErrorInfo | None = None
+
+
 def read_requests(command: GenerateCommand) -> Iterator[InputRequest]:
     """Yields the requests in input order, with the command line's defaults where a line does not say.
 
@@ -45,10 +60,20 @@ def read_requests(command: GenerateCommand) -> Iterator[InputRequest]:
             )
             yield InputRequest(f"prompt-{number}", json.dumps(command.defaults | text))
         return
-    with _open(command.input_file) as lines:
+    for number, line in enumerate(read_lines(command.input_file), 1):
+        yield _request(line, number, command.defaults)
+
+
+def read_lines(name: str) -> Iterator[InputLine]:
+    """Yields the lines of a JSONL file (``-``: of stdin) in order, empty ones left out.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    with _open(name) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield _parse_line(line, number, command.defaults)
+                yield _parse_line(line, number)
 
 
 @contextmanager
@@ -64,16 +89,16 @@ def _open(name: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequest:
+def _parse_line(line: bytes, number: int) -> InputLine:
     user_id: Any = f"line-{number}"
     try:
         # A byte order mark may stand before the first line.
         value = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        return InputRequest(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
+        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
     if not isinstance(value, dict):
         message = f"line {number} is no JSON object: {line.decode('utf-8-sig').strip()[:40]}"
-        return InputRequest(user_id, None, ErrorInfo("invalid_request", message))
+        return InputLine(user_id, None, ErrorInfo("invalid_request", message))
     given_id = value.get("id")
     if given_id is not None:
         try:
@@ -82,12 +107,19 @@ def _parse_line(line: bytes, number: int, defaults: dict[str, Any]) -> InputRequ
             msgspec.json.encode(given_id)
         except (ValueError, OverflowError, RecursionError) as error:
             message = f"line {number}: its id cannot be echoed: {error}"
-            return InputRequest(user_id, None, ErrorInfo("invalid_request", message, "id"))
+            return InputLine(user_id, None, ErrorInfo("invalid_request", message, "id"))
         user_id = given_id
+    return InputLine(user_id, value)
+
+
+def _request(line: InputLine, number: int, defaults: dict[str, Any]) -> InputRequest:
+    if line.fields is None:
+        return InputRequest(line.user_id, None, line.error)
     try:
-        return InputRequest(user_id, json.dumps(_with_defaults(value, defaults)))
+        return InputRequest(line.user_id, json.dumps(_with_defaults(line.fields, defaults)))
     except RecursionError:
-        return InputRequest(user_id, None, ErrorInfo("invalid_request", f"line {number} is nested too deeply"))
+        error = ErrorInfo("invalid_request", f"line {number} is nested too deeply")
+        return InputRequest(line.user_id, None, error)
 
 
 def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

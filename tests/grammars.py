@@ -96,7 +96,11 @@ class Speller:
 
     def ids(self, text: str) -> list[int]:
         """Returns ids that spell ``text``."""
-        spelled = "".join(self._characters[byte] for byte in text.encode())
+        return self.ids_of_bytes(text.encode())
+
+    def ids_of_bytes(self, data: bytes) -> list[int]:
+        """Returns ids that spell ``data``, which need not be whole characters."""
+        spelled = "".join(self._characters[byte] for byte in data)
         ids: list[int] = []
         while spelled:
             lengths = range(min(self._longest, len(spelled)), 0, -1)

@@ -1,0 +1,169 @@
+"""The process of ``lockstep check-grammar``: compiles grammars and walks texts; no ranks, no process groups."""
+
+from __future__ import annotations
+
+from launch.early_signals import leave_on_signals
+
+leave_on_signals()
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from rich.console import Console
+
+from grammar_sync.backend import MatcherError
+from grammar_sync.prepared import CompileError
+from grammar_sync.text_check import TextChecker
+from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError
+from launch.cli import UsageError, parse_command
+from launch.default_model import DefaultModelError
+from launch.exit_codes import ExitCode
+from launch.grammar_judge import GrammarJudge
+from launch.grammar_lines import GrammarLine, read_grammars
+from launch.grammar_report import GrammarRecord, TextRecord, Totals, json_line, print_report
+from launch.options import CheckGrammarCommand
+from launch.rank_processes import Terminated, raise_on_signals
+from runtime.assembly import VocabularyMismatchError, grammar_vocabulary
+from runtime.chat_template import ChatTemplateError
+from runtime.checkpoint import open_checkpoint
+from runtime.checkpoint_layout import CheckpointError
+from runtime.messages import ErrorInfo
+from runtime.model_config import ModelConfigError
+from runtime.tokenizer import Tokenizer, TokenizerError
+
+_MODEL_ERRORS = (
+    CheckpointError,
+    ModelConfigError,
+    TokenizerError,
+    ChatTemplateError,
+    VocabularyError,
+    VocabularyMismatchError,
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs ``lockstep`` with ``argv``, which ask for ``check-grammar``; returns the exit code."""
+    raise_on_signals()
+    _silence_engines()
+    try:
+        command = parse_command(argv)
+        if not isinstance(command, CheckGrammarCommand):
+            return _fail("this process runs check-grammar only", ExitCode.USAGE)
+        return run_check_grammar(command)
+    except (UsageError, DefaultModelError, *_MODEL_ERRORS) as error:
+        return _fail(str(error), ExitCode.USAGE)
+    except KeyboardInterrupt:
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    except Terminated:
+        return _fail("terminated", ExitCode.TERMINATED)
+
+
+def run_check_grammar(command: CheckGrammarCommand) -> int:
+    """Checks all grammars of a command; returns the exit code."""
+    tokenizer = Tokenizer.load(command.model)
+    config = open_checkpoint(command.model).config
+    eos_token_ids = tuple(sorted({*tokenizer.eos_token_ids, *config.eos_token_ids}))
+    vocabulary = grammar_vocabulary(tokenizer, config, eos_token_ids)
+    checker = _Checker(GrammarJudge(vocabulary), _text_checker(vocabulary, tokenizer))
+    as_text = _is_text(command)
+    totals = Totals()
+    start_s = time.monotonic()
+    with _output(command) as output:
+        console = Console(file=output, highlight=False, soft_wrap=True)
+        for line in read_grammars(command):
+            record = checker.record(line)
+            totals.add(line, record)
+            if as_text:
+                print_report(console, record, line.texts, line.expect)
+            else:
+                output.write(json_line(record))
+                output.flush()
+    if command.input_file is not None:
+        print(totals.summary(time.monotonic() - start_s), file=sys.stderr)
+    return totals.exit_code(command)
+
+
+class _Checker:
+    """Turns lines into records."""
+
+    def __init__(self, judge: GrammarJudge, texts: TextChecker) -> None:
+        self._judge = judge
+        self._texts = texts
+
+    def record(self, line: GrammarLine) -> GrammarRecord:
+        if line.spec is None:
+            return self._refused(line, line.error)
+        try:
+            judged = self._judge.judge(line.spec)
+            start = self._texts.start_tokens(judged.compiled)
+        except (CompileError, MatcherError) as error:
+            return self._refused(line, ErrorInfo("grammar_error", f"{line.kind}: {error}", line.kind))
+        verdicts = [self._texts.check(judged.compiled, text) for text in line.texts]
+        return GrammarRecord(
+            id=line.user_id,
+            accepted=True,
+            not_enforced=list(judged.prepared.not_enforced),
+            rewritten=list(judged.prepared.rewritten),
+            compile_s=judged.compile_s,
+            texts=[TextRecord.of(verdict) for verdict in verdicts],
+            engine=judged.prepared.engine,
+            size_bytes=judged.compiled.size_bytes,
+            slowest_fill_s=judged.slowest_fill_s,
+            start=start,
+            ignored=list(line.ignored),
+        )
+
+    def _refused(self, line: GrammarLine, error: ErrorInfo | None) -> GrammarRecord:
+        return GrammarRecord(
+            id=line.user_id,
+            accepted=False,
+            error=error,
+            texts=[TextRecord(ok=False)] * len(line.texts),
+            ignored=list(line.ignored),
+        )
+
+
+def _silence_engines() -> None:
+    """Takes descriptor 2 from the engines, which write warnings there about what the schema walk tells already."""
+    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+def _text_checker(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> TextChecker:
+    # The bytes of a token inside a text, where no leading blank is stripped.
+    spellings = [tokenizer.piece(token_id, token_id) for token_id in range(tokenizer.size)]
+    return TextChecker(vocabulary, spellings, lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+
+def _is_text(command: CheckGrammarCommand) -> bool:
+    if command.output_format == "auto":
+        return command.input_file is None and (command.output_file is None or command.output_file.suffix != ".jsonl")
+    return command.output_format == "text"
+
+
+@contextmanager
+def _output(command: CheckGrammarCommand) -> Iterator[TextIO]:
+    if command.output_file is None:
+        yield sys.stdout
+        return
+    try:
+        file = command.output_file.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {command.output_file}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"lockstep: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
