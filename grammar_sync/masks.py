@@ -83,15 +83,17 @@ class MaskFiller:
         None of the matchers may have terminated, nor be used before ``finish``. A row without a matcher is refused.
         The rows are a new tensor, because a send may still hold the last one, and a fill that was given up its row.
         """
-        # An engine may leave words untouched where it has no constraint; padding is never allowed.
-        words = torch.full((len(matchers), self._row_words), _UNCONSTRAINED, dtype=torch.int32)
-        words[:, self._filled_words :] = 0
+        # Other threads write to it, which a tensor that is born in inference mode would not let them.
+        with torch.inference_mode(mode=False):
+            # An engine may leave words untouched where it has no constraint; padding is never allowed.
+            words = torch.full((len(matchers), self._row_words), _UNCONSTRAINED, dtype=torch.int32)
+            words[:, self._filled_words :] = 0
+            calls = [
+                partial(matcher.fill, words[row, : self._filled_words])
+                for row, matcher in enumerate(matchers)
+                if matcher is not None
+            ]
         rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
-        calls = [
-            partial(matcher.fill, words[row, : self._filled_words])
-            for row, matcher in enumerate(matchers)
-            if matcher is not None
-        ]
         return PendingMasks(words, self._pool.submit(calls), rows)
 
     def finish(self, pending: PendingMasks) -> FilledMasks:

@@ -15,6 +15,7 @@ from grammar_sync.spec import GRAMMAR_FIELDS
 from launch.cli import UsageError
 from launch.options import GenerateCommand
 from runtime.messages import ErrorInfo
+from runtime.thinking_fields import THINKING_FIELDS
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,14 @@ def _request(line: InputLine, number: int, defaults: dict[str, Any]) -> InputReq
 
 
 def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``fields`` with defaults where it does not say; a grammar of its own replaces the default one."""
+    """Returns ``fields`` with defaults where it does not say.
+
+    A grammar of its own replaces the default one, and a request that will not think has none of the others' wishes.
+    """
     given = {name: value for name, value in fields.items() if value is not None}
     # json_object: false is no grammar; json_schema: false is one that nothing matches.
     if any(name in given and not (name == "json_object" and given[name] is False) for name in GRAMMAR_FIELDS):
         defaults = {name: value for name, value in defaults.items() if name not in GRAMMAR_FIELDS}
+    if given.get("enable_thinking") is False:
+        defaults = {name: value for name, value in defaults.items() if name not in THINKING_FIELDS}
     return defaults | given

@@ -92,6 +92,7 @@ class Case:
     stall_s: float = 0.0
     fill_faults: tuple[FillFault, ...] = ()
     fill_deadline_s: float = 60.0
+    markers: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -352,7 +353,9 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
                 compilers.append(ThreadedGrammarCompiler(vocabulary))
             compiler = DelayedCompiler(compilers[-1], draw, case.compile_delay_s)
             pool = FillPool(deadline_s=case.fill_deadline_s)
-            first_stage = FirstStagePart(vocabulary, compiler, reasoning_of(tokenizers[0], vocabulary), pool)
+            first_stage = FirstStagePart(
+                vocabulary, compiler, reasoning_of(tokenizers[0], vocabulary, case.markers), pool
+            )
         scheduler = RecordingScheduler(_limits(case), eos)
         leader = ScriptedLeader(case.jobs) if rank == 0 else None
         with faulty_managers([fault for fault in case.fill_faults if fault.rank == rank]):
