@@ -1,0 +1,138 @@
+"""Every finished output is what its grammar says, judged by others than the engine; every cut one is a beginning."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import LOCKSTEP, run
+from default_model import DEFAULT_MODEL_PROMPTS, default_model_path
+from output_judge import Judge, grammar_of
+from tiny_checkpoints import write_tiny_checkpoint
+
+from grammar_sync.spec import GRAMMAR_FIELDS
+from launch.exit_codes import ExitCode
+
+CASES_PATH = Path(__file__).resolve().parents[2] / ".." / "shared" / "cases" / "grammars.jsonl"
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<call>",
+        "content": {"type": "json_schema", "json_schema": {"enum": [{"city": "Rome"}, {"city": "Oslo"}]}},
+        "end": "</call>",
+    },
+}
+# Short outputs, so that a model with random weights finishes many of them.
+GRAMMARS: list[dict[str, Any]] = [
+    {"choice": ["yes", "no", "在线", 'a"b\\c']},
+    {"regex": "[a-f]{2,4}(x|yes)?"},
+    {"regex": r"(19|20)\d\d-(0[1-9]|1[0-2])"},
+    {"regex": "é{1,3}|[^a-z]{2}"},
+    {"ebnf": 'root ::= "<" item ("," item){0,3} ">"\nitem ::= [a-c] | "(" item ")"'},
+    {"structural_tag": TAG},
+    {"json_object": True},
+    {"json_schema": {"enum": ["red", "grün", 3, None, {"a": [1, "b"]}]}},
+    {
+        "json_schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": ["Al", "Bo"]},
+                "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                "mood": {"enum": ["good", "bad"]},
+            },
+            "required": ["name", "mood"],
+            "additionalProperties": False,
+        },
+        "max_whitespace": 1,
+    },
+    {
+        "json_schema": {
+            "type": "array",
+            "items": {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": -3, "maximum": 9}]},
+            "minItems": 1,
+            "maxItems": 3,
+        },
+        "any_whitespace": False,
+    },
+    {
+        "json_schema": {
+            "$ref": "#/$defs/node",
+            "$defs": {
+                "node": {
+                    "type": "object",
+                    "properties": {
+                        "v": {"enum": [1, 2]},
+                        "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                    },
+                    "required": ["v", "next"],
+                    "additionalProperties": False,
+                }
+            },
+        },
+        "max_whitespace": 1,
+    },
+]
+
+
+def requests(grammars: list[dict[str, Any]], count: int, prompts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields requests over all grammars: temperature 0 and 1, one to three choices, seeds."""
+    draw = random.Random(7)
+    for index in range(count):
+        yield {
+            "id": index,
+            **draw.choice(prompts),
+            **grammars[index % len(grammars)],
+            "temperature": index // len(grammars) % 2,
+            "n": draw.randint(1, 3),
+            "seed": draw.getrandbits(64),
+            "max_tokens": draw.choice([3, 24, 48, 64]),
+        }
+
+
+def check(model: Path, lines: list[dict[str, Any]], folder: Path, judge: Judge, timeout_s: float = 120.0) -> set[str]:
+    """Runs the requests on 2 x 2 ranks; returns the kinds of which an output was finished."""
+    source, target = folder / "in.jsonl", folder / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    files = ("--input", str(source), "--output", str(target))
+    options = ("--model", str(model), "--tp", "2", "--pp", "2", "--max-batch-tokens", "64")
+    outcome = run(*LOCKSTEP, "generate", *options, *files, timeout_s=timeout_s)
+    assert outcome.returncode == ExitCode.OK, outcome.stderr
+    records = [json.loads(line) for line in target.read_text().splitlines()]
+    by_id = {line["id"]: line for line in lines}
+    assert [(record["id"], record["index"]) for record in records] == [
+        (line["id"], index) for line in lines for index in range(line["n"])
+    ]
+    kinds = set()
+    for record in records:
+        fields = grammar_of(by_id[record["id"]])
+        assert judge.is_right(fields, record), (fields, record)
+        if record["finish_reason"] == "stop":
+            kinds |= fields.keys() & set(GRAMMAR_FIELDS)
+    return kinds
+
+
+def test_every_kind_greedy_and_drawn(tmp_path: Path) -> None:
+    model = write_tiny_checkpoint(tmp_path / "tiny", "qwen3")
+    prompts: list[dict[str, Any]] = [{"prompt": "One two"}, {"prompt": "a"}, {"prompt_token_ids": [5, 6, 7]}]
+    lines = list(requests(GRAMMARS, 44, prompts))
+    assert check(model, lines, tmp_path, Judge(model)) >= set(GRAMMAR_FIELDS) - {"json_object"}
+
+
+@pytest.mark.sweep
+@pytest.mark.model
+def test_300_requests_of_the_default_model(tmp_path: Path) -> None:
+    model = default_model_path()
+    judge = Judge(model)
+    grammars = [*GRAMMARS]
+    if CASES_PATH.is_file():
+        cases = [json.loads(line) for line in CASES_PATH.read_text().splitlines()]
+        fields = [{case["kind"]: True if case["kind"] == "json_object" else case["spec"]} for case in cases]
+        grammars += [one for one in fields if judge.takes(one)]
+    prompts = [{"prompt_token_ids": ids} for ids in DEFAULT_MODEL_PROMPTS.values()]
+    lines = list(requests(grammars, 300, prompts))
+    assert check(model, lines, tmp_path, judge, timeout_s=1500.0) >= set(GRAMMAR_FIELDS)
