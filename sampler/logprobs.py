@@ -9,7 +9,7 @@ never with the vocabulary. A banned id has −inf.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from sampler.slices import (
     blocks_of,
     folded_sum,
     group_maxima,
+    largest_in_blocks,
     largest_places,
     largest_values,
 )
@@ -65,9 +66,10 @@ class RowsToRead:
 
     Attributes:
         logits: [R, Vs] float32, contiguous.
-        groups: [R, Vs/32] float32, their largest value per run of 32 ids; None = not known, and all rows are asked for.
+        groups: [R, Vs/32] float32, their largest value per run of 32 ids; None = not known.
         rows: [N] int64, which of them are asked for, ascending.
         temperature: [N] float64.
+        maxima: [N, nb] float32, the largest value of each block; None = not known.
         masses: [N, nb] float32, block masses that are known already; None = of no row.
         known: [N] bool, the rows whose masses are known; None = of no row.
     """
@@ -76,6 +78,7 @@ class RowsToRead:
     groups: torch.Tensor | None
     rows: torch.Tensor
     temperature: torch.Tensor
+    maxima: torch.Tensor | None = None
     masses: torch.Tensor | None = None
     known: torch.Tensor | None = None
 
@@ -83,17 +86,14 @@ class RowsToRead:
         """Returns the same rows with the block masses of some: [N, nb] float32 and [N] bool."""
         if self.masses is not None and self.known is not None:
             masses, known = torch.where(known.unsqueeze(1), masses, self.masses), known | self.known
-        return RowsToRead(self.logits, self.groups, self.rows, self.temperature, masses, known)
-
-    def unknown(self) -> RowsToRead:
-        """Returns the same rows, of which no masses are known."""
-        return RowsToRead(self.logits, self.groups, self.rows, self.temperature)
+        return replace(self, masses=masses, known=known)
 
     def take(self, index: torch.Tensor) -> RowsToRead:
         """Returns some of the rows that are asked for."""
-        masses = None if self.masses is None else self.masses[index]
-        known = None if self.known is None else self.known[index]
-        return RowsToRead(self.logits, self.groups, self.rows[index], self.temperature[index], masses, known)
+        maxima, masses, known = (
+            None if table is None else table[index] for table in (self.maxima, self.masses, self.known)
+        )
+        return RowsToRead(self.logits, self.groups, self.rows[index], self.temperature[index], maxima, masses, known)
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,10 @@ class SliceLogprobs:
             top_n: How many of the most likely ids are asked for.
             ids: [N, K] int64, ids whose logits are asked for.
         """
-        groups = self._groups(source) if source.groups is None else source.groups[source.rows]
-        maxima = groups.view(len(groups), self._shape.blocks, self._shape.block_length // 32).amax(dim=-1)
+        maxima = self._maxima(source) if source.maxima is None else source.maxima
         padding = (0, self._blocks - self._shape.blocks)
         per_block = [torch.nn.functional.pad(table, padding) for table in (maxima, self._masses(source, maxima))]
-        top_ids, top_values = self._top(source, groups, maxima, top_n)
+        top_ids, top_values = self._top(source, maxima, top_n)
         values = self.values_at(source.logits, source.rows, ids)
         return torch.cat([*(table.view(torch.int32) for table in (*per_block, top_values, values)), top_ids], dim=1)
 
@@ -239,11 +238,29 @@ class SliceLogprobs:
             tile = slice(first, min(first + step, count))
             yield tile, source.logits[tile] if every_row else source.logits[source.rows[tile]]
 
-    def _groups(self, source: RowsToRead) -> torch.Tensor:
-        """Returns the largest value of each run of 32 ids of the rows asked for: [N, Vs/32] float32."""
-        groups = source.logits.new_empty((len(source.rows), self._shape.width // 32))
+    def _maxima(self, source: RowsToRead) -> torch.Tensor:
+        """Returns the largest value of each block of the rows asked for: [N, nb] float32."""
+        maxima = source.logits.new_empty((len(source.rows), self._shape.blocks))
         for tile, logits in self._tiles(source):
-            groups[tile] = group_maxima(logits)
+            maxima[tile] = largest_in_blocks(logits, self._shape.blocks)
+        return maxima
+
+    def _groups(self, source: RowsToRead, block: torch.Tensor) -> torch.Tensor:
+        """Returns the largest value of each run of 32 ids in some blocks of the rows: [N, K · runs of a block] float32.
+
+        Args:
+            source: The rows.
+            block: [N, K] int64.
+        """
+        count, runs = block.shape[1], self._shape.block_length // GROUP_LENGTH
+        if source.groups is not None:
+            every_block = source.groups.view(len(source.groups), self._shape.blocks, runs)
+            return every_block[source.rows.unsqueeze(1), block].view(len(block), -1)
+        groups = source.logits.new_empty((len(block), count * runs))
+        for tile, logits in self._tiles(source):
+            place = block[tile] + torch.arange(len(logits), device=block.device).unsqueeze(1) * self._shape.blocks
+            members = logits.view(-1, self._shape.block_length).index_select(0, place.view(-1))
+            groups[tile] = group_maxima(members.view(len(logits), -1))
         return groups
 
     def _masses(self, source: RowsToRead, maxima: torch.Tensor) -> torch.Tensor:
@@ -253,7 +270,7 @@ class SliceLogprobs:
             if not len(missing):
                 return source.masses
             masses = source.masses.clone()
-            masses[missing] = self._masses(source.take(missing).unknown(), maxima[missing])
+            masses[missing] = self._masses(replace(source, masses=None).take(missing), maxima[missing])
             return masses
         masses = torch.empty_like(maxima)
         inverse = (1.0 / source.temperature).to(torch.float32)
@@ -261,15 +278,13 @@ class SliceLogprobs:
             masses[tile] = block_masses(logits, maxima[tile], inverse[tile])
         return masses
 
-    def _top(
-        self, source: RowsToRead, groups: torch.Tensor, maxima: torch.Tensor, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _top(self, source: RowsToRead, maxima: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the ids of this slice's ``count`` largest values and these, best first: [N, count] int32, float32."""
-        if not count or not len(groups):
-            nothing = groups.new_empty((len(groups), count))
+        if not count or not len(maxima):
+            nothing = maxima.new_empty((len(maxima), count))
             return nothing.to(torch.int32), nothing
         # One more than asked for: where it equals the last one, other ids with that value may have been left out.
-        found, found_columns = self._largest(source, groups, maxima, count + 1)
+        found, found_columns = self._largest(source, maxima, count + 1)
         columns, order = found_columns.sort(dim=1)
         values, order = found.gather(1, order).sort(dim=1, descending=True, stable=True)
         columns = columns.gather(1, order)
@@ -277,41 +292,29 @@ class SliceLogprobs:
         columns, values = columns[:, :count].contiguous(), values[:, :count].contiguous()
         for place in tied:
             above = int((values[place] > values[place, -1]).sum())
-            logits = source.logits[int(source.rows[place])]
-            equal = self._first_equal(logits, groups[place], values[place, -1])[: count - above]
+            logits = source.logits[int(source.rows[place]), : self._shape.valid_size]
+            equal = (logits == values[place, -1]).nonzero().squeeze(1)[: count - above]
             columns[place, above:] = _LAST - self._shape.start
             columns[place, above : above + len(equal)] = equal
         return (columns + self._shape.start).to(torch.int32), values
 
-    def _largest(
-        self, source: RowsToRead, groups: torch.Tensor, maxima: torch.Tensor, count: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _largest(self, source: RowsToRead, maxima: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns ``count`` largest values and their columns, as ``largest_values`` does: [N, count] each.
 
         They lie in the runs with the largest maxima, and these in the blocks with the largest maxima.
         """
-        blocks, length = self._shape.blocks, groups.shape[1] // self._shape.blocks
-        if blocks <= count or length * GROUP_LENGTH < count:
-            every_group = groups if source.groups is None else source.groups
-            return largest_values(source.logits, every_group, source.rows, count)
+        blocks, length = self._shape.blocks, self._shape.block_length // GROUP_LENGTH
+        if blocks <= count:
+            every_block = torch.arange(blocks, device=maxima.device).expand(len(maxima), blocks)
+            return largest_values(source.logits, self._groups(source, every_block), source.rows, count)
         block = largest_places(maxima, count)
-        places = torch.arange(len(groups), device=groups.device).unsqueeze(1)
-        inside = groups.view(len(groups), blocks, length)[places, block].view(len(groups), -1)
-        run = largest_places(inside, count)
+        run = largest_places(self._groups(source, block), count)
         run = block.gather(1, run // length) * length + run % length
         every_run = source.logits.view(len(source.logits), -1, GROUP_LENGTH)
-        members = every_run[source.rows.unsqueeze(1), run].view(len(groups), -1)
+        members = every_run[source.rows.unsqueeze(1), run].view(len(maxima), -1)
         offset = largest_places(members, count)
         columns = run.gather(1, offset // GROUP_LENGTH) * GROUP_LENGTH + offset % GROUP_LENGTH
         return members.gather(1, offset), columns
-
-    def _first_equal(self, logits: torch.Tensor, groups: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Returns the columns of one row, padding excluded, that hold ``value``: [n] int64, ascending."""
-        length = len(logits) // len(groups)
-        runs = (groups >= value).nonzero().squeeze(1)
-        run, offset = (logits.view(-1, length)[runs] == value).nonzero(as_tuple=True)
-        columns = runs[run] * length + offset
-        return columns[columns < self._shape.valid_size]
 
 
 def _best(ids: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from sampler.batch import SamplingBatchInfo
 from sampler.exchange import NON_FINITE, SliceFacts
 from sampler.greedy import masked_largest
 from sampler.group import SliceGroup
-from sampler.slices import SliceShape, block_masses, first_largest, group_maxima, largest_values
+from sampler.slices import SliceShape, block_masses, first_largest, group_maxima, largest_in_blocks, largest_values
 
 _TILE_ELEMENTS = 1 << 18
 INFINITE_LOGIT = 1e30
@@ -73,25 +73,29 @@ class SliceReader:
             mask_words: [B, Vs/32] int32, or None.
 
         Returns:
-            The largest value of each run of 32 ids, [B, Vs/32] float32, and what the ranks exchange.
+            The largest value of each run of 32 ids, [B, Vs/32] float32, or [B, 0] when no row truncates; and what the
+            ranks exchange.
         """
         rows, shape, flags = batch.row_count, self._shape, batch.flags
-        groups = logits.new_empty((rows, shape.width // 32))
+        self._adjust_(logits, batch, bans)
+        if flags.all_greedy and not flags.logprob_rows and not flags.support_rows:
+            return logits.new_empty((rows, 0)), self._read_greedy(logits, mask_words)
+        groups = logits.new_empty((rows, shape.width // 32 if flags.any_truncated else 0))
         masses = logits.new_zeros((rows, shape.blocks)) if any(flags.needs_mass) else None
         # Logits that nothing changes are the model's output: its masses are taken while they are in the cache.
         raw = logits.new_zeros((rows, shape.blocks)) if mask_words is None and any(flags.needs_raw_mass) else None
         inverse_temperature = (1.0 / batch.temperature).to(torch.float32)
         block_maxima = logits.new_empty((rows, shape.blocks))
-        self._adjust_(logits, batch, bans)
-        # Whoever wants to know more than the largest value reads the logits after the mask.
-        lazy = flags.all_greedy and not flags.logprob_rows and not flags.support_rows
         step = max(1, _TILE_ELEMENTS // shape.width) if logits.device.type == "cpu" else max(rows, 1)
         for first in range(0, rows, step):
             tile = slice(first, min(first + step, rows))
-            if mask_words is not None and not lazy:
+            if mask_words is not None:
                 apply_mask_(logits[tile], mask_words[tile], self._mask_table(logits.device))
-            groups[tile] = group_maxima(logits[tile])
-            block_maxima[tile] = groups[tile].view(-1, shape.blocks, shape.block_length // 32).amax(dim=-1)
+            if flags.any_truncated:
+                groups[tile] = group_maxima(logits[tile])
+                block_maxima[tile] = groups[tile].view(-1, shape.blocks, shape.block_length // 32).amax(dim=-1)
+            else:
+                block_maxima[tile] = largest_in_blocks(logits[tile], shape.blocks)
             if masses is not None and any(flags.needs_mass[tile]):
                 masses[tile] = block_masses(logits[tile], block_maxima[tile], inverse_temperature[tile])
             if raw is not None and any(flags.needs_raw_mass[tile]):
@@ -100,16 +104,11 @@ class SliceReader:
         for table, neutral in ((groups, _NONE), (block_maxima, _NONE), (masses, 0.0)):
             if table is not None:
                 table.masked_fill_(bad.unsqueeze(1), neutral)
-        if lazy and mask_words is not None:
-            maxima, largest = self._largest_allowed_(logits, groups, block_maxima, mask_words)
-            return groups, SliceFacts(
-                maxima, largest + shape.start, bad.to(torch.int32) * NON_FINITE, None, None, None, None
-            )
         largest = first_largest(logits, block_maxima) if flags.any_greedy else torch.zeros_like(batch.seeds)
         values, ids = None, None
         if flags.any_truncated:
             truncated = batch.truncated.nonzero().squeeze(1)
-            values, ids = largest_values(logits, groups, truncated, self._candidates)
+            values, ids = largest_values(logits, groups[truncated], truncated, self._candidates)
             values = torch.where(bad[truncated].unsqueeze(1), _NONE, values)
             ids += shape.start
         facts = SliceFacts(
@@ -124,29 +123,23 @@ class SliceReader:
         )
         return groups, facts
 
-    def _largest_allowed_(
-        self, logits: torch.Tensor, groups: torch.Tensor, block_maxima: torch.Tensor, mask_words: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns each row's largest allowed value and its smallest column: [B] float32 and int64.
-
-        Rows in which that is not plain get their mask applied.
+    def _read_greedy(self, logits: torch.Tensor, mask_words: torch.Tensor | None) -> SliceFacts:
+        """Returns what there is to know when only the largest allowed values count; the mask is not applied.
 
         Args:
-            logits: [B, Vs] float32, the mask not applied.
-            groups: [B, Vs/32] float32, the largest value of each run of 32 ids; −inf throughout for a bad row.
-            block_maxima: [B, nb] float32, likewise of each block.
-            mask_words: [B, Vs/32] int32.
+            logits: [B, Vs] float32.
+            mask_words: [B, Vs/32] int32, or None.
         """
-        table = self._mask_table(logits.device)
-        found = masked_largest(logits, groups, mask_words, table)
-        maxima, columns = found.maxima, found.columns
-        for row in (~found.proven).nonzero().squeeze(1).tolist():
-            one = slice(row, row + 1)
-            apply_mask_(logits[one], mask_words[one], table)
-            allowed = logits[one].view(1, self._shape.blocks, -1).amax(dim=-1)
-            maxima[one], columns[one] = allowed.amax(dim=1), first_largest(logits[one], allowed)
-        bad = block_maxima.amax(dim=1) == _NONE
-        return maxima.masked_fill(bad, _NONE), columns.masked_fill(bad, 0)
+        block_maxima = largest_in_blocks(logits, self._shape.blocks)
+        bad = ~(block_maxima.amax(dim=1) < float("inf"))
+        block_maxima.masked_fill_(bad.unsqueeze(1), _NONE)
+        if mask_words is None:
+            maxima, columns = block_maxima.amax(dim=1), first_largest(logits, block_maxima)
+        else:
+            maxima, columns = masked_largest(logits, block_maxima, mask_words, self._mask_table(logits.device))
+            maxima.masked_fill_(bad, _NONE)
+        ids = columns.masked_fill(bad, 0) + self._shape.start
+        return SliceFacts(maxima, ids, bad.to(torch.int32) * NON_FINITE, None, None, None, None)
 
     def _adjust_(self, logits: torch.Tensor, batch: SamplingBatchInfo, bans: torch.Tensor | None) -> None:
         """Applies everything that changes logits but the mask, which comes last, in the one order there is."""

@@ -89,7 +89,7 @@ class LogprobReporter:
         batch: SamplingBatchInfo,
         kept: KeptRows | None,
         logits: torch.Tensor,
-        groups: torch.Tensor,
+        groups: torch.Tensor | None,
         *,
         facts: SliceFacts,
         given_ids: torch.Tensor | None,
@@ -100,7 +100,7 @@ class LogprobReporter:
             batch: The rows' parameters; at least one row asks.
             kept: From ``keep``.
             logits: [B, Vs] float32, after all changes.
-            groups: [B, Vs/32] float32, its largest value per run of 32 ids.
+            groups: [B, Vs/32] float32, its largest value per run of 32 ids; None = not known.
             facts: Of this rank's slice.
             given_ids: [B] int64, ids that are known already; None when they are to be drawn.
         """
@@ -111,7 +111,8 @@ class LogprobReporter:
         named_ids = rows.new_empty((len(rows), 0)) if batch.named is None else batch.named.ids[rows]
         given = None if given_ids is None else given_ids[rows]
         ids = named_ids if given is None else torch.cat((given.unsqueeze(1), named_ids), dim=1)
-        changed = RowsToRead(logits, groups, rows, temperature)
+        maxima = None if facts.block_maxima is None else facts.block_maxima[rows]
+        changed = RowsToRead(logits, groups, rows, temperature, maxima)
         if facts.block_masses is not None:
             # The draw's masses serve where it has them at the same temperature.
             known = torch.tensor(flags.needs_mass, device=device)[rows] & (temperature == batch.temperature[rows])

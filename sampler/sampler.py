@@ -269,7 +269,8 @@ class Sampler:
             torch.maximum(own.faults, mask_faults, out=own.faults)
         request = None
         if asks:
-            request = self._reporter.request(batch, kept, logits, groups, facts=own, given_ids=given_ids)
+            known = groups if batch.flags.any_truncated else None
+            request = self._reporter.request(batch, kept, logits, known, facts=own, given_ids=given_ids)
         exchanged = exchange(self._group, own, None if request is None else request.table)
         facts = exchanged.facts
         empty = torch.where(facts.maxima == _NONE, int(RowReason.EMPTY_SUPPORT), int(RowReason.NONE))

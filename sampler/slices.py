@@ -54,6 +54,15 @@ def blocks_of(rank: int, size: int) -> range:
     return range(start, start + base + (rank < extra))
 
 
+def largest_in_blocks(logits: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Returns the largest value of each block, NaN where there is one: [R, Vs] → [R, blocks] float32.
+
+    First over every 32nd value: maxima of neighbouring memory, taken lane by lane, are several times faster on a CPU.
+    """
+    runs = logits.shape[1] // (blocks * GROUP_LENGTH)
+    return logits.view(logits.shape[0], blocks, runs, GROUP_LENGTH).amax(dim=2).amax(dim=-1)
+
+
 def group_maxima(logits: torch.Tensor) -> torch.Tensor:
     """Returns the largest value of each run of 32 ids, NaN where there is one: [R, Vs] → [R, Vs/32] float32."""
     return logits.view(logits.shape[0], logits.shape[1] // GROUP_LENGTH, GROUP_LENGTH).amax(dim=-1)
@@ -120,6 +129,9 @@ def first_largest(logits: torch.Tensor, block_maxima: torch.Tensor) -> torch.Ten
 
 def _first_true(flags: torch.Tensor) -> torch.Tensor:
     """Returns the first true index of each row; 0 when there is none."""
+    if flags.device.type == "cpu":
+        # numpy stops at the first one it meets.
+        return torch.from_numpy(flags.numpy().argmax(axis=1))
     length = flags.shape[1]
     index = torch.where(flags, torch.arange(length, device=flags.device), length).amin(dim=1)
     return torch.where(index < length, index, 0)
@@ -137,7 +149,7 @@ def largest_values(
 
     Args:
         logits: [B, Vs] float32.
-        groups: [B, Vs/32] float32, from ``group_maxima``.
+        groups: [N, Vs/32] float32, of these rows, from ``group_maxima``.
         rows: [N] int64.
         count: How many.
     """
@@ -147,8 +159,8 @@ def largest_values(
         missing = count - places.shape[1]
         values = torch.nn.functional.pad(own.gather(1, places), (0, missing), value=_NONE)
         return values, torch.nn.functional.pad(places, (0, missing))
-    chosen = largest_places(groups[rows], count)
-    members = logits.view(*groups.shape, GROUP_LENGTH)[rows.unsqueeze(1), chosen].view(len(rows), -1)
+    chosen = largest_places(groups, count)
+    members = logits.view(len(logits), -1, GROUP_LENGTH)[rows.unsqueeze(1), chosen].view(len(rows), -1)
     places = largest_places(members, count)
     group = chosen.gather(1, places // GROUP_LENGTH)
     return members.gather(1, places), group * GROUP_LENGTH + places % GROUP_LENGTH

@@ -27,7 +27,7 @@ class Step:
         batch: The rows' parameters.
         vocab_size: How many ids there are.
         logits: [B, Vs] float32, this rank's slice after the adjustments.
-        groups: [B, Vs/32] float32, its largest value per run of 32 ids.
+        groups: [B, Vs/32] float32, its largest value per run of 32 ids; [B, 0] when no row truncates.
         facts: Of the whole vocabulary.
         reasons: [B] int64, why a row is INVALID; 0 = it is not.
         sampled: [B] bool, rows that are drawn, neither INVALID nor greedy.

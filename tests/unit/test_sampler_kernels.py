@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_ranks import SimulatedRank, run_simulated
 
+from sampler.adjust import apply_mask_, mask_table
+from sampler.greedy import masked_largest
 from sampler.search import Goals, Head, find_thresholds, hold
-from sampler.slices import block_masses, first_largest, folded_sum, group_maxima, largest_values
+from sampler.slices import block_masses, first_largest, folded_sum, group_maxima, largest_in_blocks, largest_values
 from sampler.support import pick, strictly_greater
 
 _NONE = float("-inf")
@@ -87,6 +89,33 @@ def test_first_largest_takes_the_smallest_column() -> None:
     assert first_largest(logits, maxima).tolist() == [0, 70, 255, 0]
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 2**31), st.sampled_from([1, 3, 8, 64]), st.sampled_from([32, 96]), st.sampled_from([0.0, 0.02, 0.5])
+)
+def test_the_largest_allowed_value_is_that_of_masked_logits(
+    seed: int, blocks: int, length: int, allowed: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(5, blocks * length, generator=generator) * 2
+    # Coarse values tie across blocks.
+    logits[::2] = logits[::2].round()
+    logits[torch.rand(logits.shape, generator=generator) < 0.1] = _NONE
+    bits = torch.rand(logits.shape, generator=generator) < allowed
+    # Rows of every kind: one open throughout, one whose allowed ids all lie in one block.
+    bits[0], bits[1, length:] = True, False
+    words = (bits.view(5, -1, 32).to(torch.int64) << torch.arange(32)).sum(dim=-1)
+    words = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    table = mask_table(logits.device)
+    maxima = largest_in_blocks(logits, blocks)
+    assert torch.equal(maxima, logits.view(5, blocks, length).amax(dim=-1))
+    found, columns = masked_largest(logits.clone(), maxima, words, table)
+    apply_mask_(logits, words, table)
+    assert torch.equal(logits, torch.where(bits, logits, _NONE))
+    assert torch.equal(found, logits.amax(dim=1))
+    assert torch.equal(columns, first_largest(logits, largest_in_blocks(logits, blocks)))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 40), st.sampled_from([32, 320, 3200]), st.booleans())
 def test_largest_values_are_complete_above_the_cut(seed: int, count: int, width: int, coarse: bool) -> None:
@@ -96,7 +125,7 @@ def test_largest_values_are_complete_above_the_cut(seed: int, count: int, width:
         logits = logits.round()
     logits[torch.rand(3, width, generator=generator) < 0.3] = _NONE
     rows = torch.tensor([2, 0])
-    values, columns = largest_values(logits, group_maxima(logits), rows, count)
+    values, columns = largest_values(logits, group_maxima(logits)[rows], rows, count)
     assert values.shape == columns.shape == (2, count)
     for place, row in enumerate(rows.tolist()):
         expected = logits[row].sort(descending=True).values
