@@ -7,12 +7,13 @@ finds every non-finite logit of the model, banned or not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from sampler.params import RowSampling
 from sampler.rows import AlignedRows, RowTable, to_device
-from sampler.slices import true_places
+from sampler.slices import true_places, write_
 
 _NO_ID = -1
 _MIN_CAPACITY = 16
@@ -55,14 +56,35 @@ class SparseRows(AlignedRows):
         logits.view(-1)[place] += self.values.reshape(-1)[entry]
 
 
+@dataclass
+class _SlicePlaces:
+    """Which of a state's entries lie in one slice; its parts grow with the ids that rows generate.
+
+    Attributes:
+        slice_start: The id of the slice's first column.
+        width: How many columns it has.
+        entry: [n] int64, places in the flattened [B, K] tables.
+        place: [n] int64, places in the flattened [B, Vs] logits.
+        repetition: [n] float32.
+    """
+
+    slice_start: int
+    width: int
+    entry: torch.Tensor
+    place: torch.Tensor
+    repetition: torch.Tensor
+
+
 class PenaltyState(AlignedRows):
     """Which ids each row has seen, and how often it generated them.
 
-    The state of a row is a function of its prompt and output ids alone, whatever the history of the batch.
+    The state of a row is a function of its prompt and output ids alone, whatever the history of the batch. What a step
+    needs of it is kept up to date token by token, so that a step only gathers and scatters.
 
     Attributes:
         ids: [B, K] int64, the distinct ids of prompt and output; −1 fills up.
         counts: [B, K] float32, how often each is in the output.
+        additive: [B, K] float32, what frequency and presence penalty take off each.
         lengths: [B] int64, how many ids are in use.
         active: [B] bool, whether the row has penalties at all.
         frequency: [B, 1] float32.
@@ -72,11 +94,16 @@ class PenaltyState(AlignedRows):
 
     ids: torch.Tensor
     counts: torch.Tensor
+    additive: torch.Tensor
     lengths: torch.Tensor
     active: torch.Tensor
     frequency: torch.Tensor
     presence: torch.Tensor
     repetition: torch.Tensor
+
+    def __init__(self, tables: Mapping[str, RowTable]) -> None:
+        super().__init__(tables)
+        self._places: _SlicePlaces | None = None
 
     @classmethod
     def from_rows(cls, rows: Sequence[RowSampling], *, device: torch.device) -> PenaltyState:
@@ -91,20 +118,33 @@ class PenaltyState(AlignedRows):
             seen.append(counts)
         table = SparseRows.from_rows(seen, device=device)
 
-        def column(values: list[float]) -> RowTable:
-            return RowTable(to_device(values, torch.float32, device).unsqueeze(1))
+        def column(values: list[float]) -> torch.Tensor:
+            return to_device(values, torch.float32, device).unsqueeze(1)
 
+        frequency = column([row.params.frequency_penalty for row in rows])
+        presence = column([row.params.presence_penalty for row in rows])
         return cls(
             {
                 "ids": RowTable(table.ids, fill=_NO_ID),
                 "counts": RowTable(table.values),
+                "additive": RowTable(_additive(table.values, frequency, presence)),
                 "lengths": RowTable(to_device([len(counts) for counts in seen], torch.int64, device)),
                 "active": RowTable(to_device([row.params.has_penalties for row in rows], torch.bool, device)),
-                "frequency": column([row.params.frequency_penalty for row in rows]),
-                "presence": column([row.params.presence_penalty for row in rows]),
-                "repetition": column([row.params.repetition_penalty for row in rows]),
+                "frequency": RowTable(frequency),
+                "presence": RowTable(presence),
+                "repetition": RowTable(column([row.params.repetition_penalty for row in rows])),
             }
         )
+
+    def filter(self, index: torch.Tensor) -> None:
+        """Keeps the rows at the indices ``index``, as ``AlignedRows`` does."""
+        super().filter(index)
+        self._places = None
+
+    def merge(self, other: PenaltyState) -> None:
+        """Appends the rows of ``other``."""
+        super().merge(other)
+        self._places = None
 
     def append(self, token_ids: torch.Tensor) -> None:
         """Takes note of one generated id per row; a negative id stands for none.
@@ -112,19 +152,23 @@ class PenaltyState(AlignedRows):
         Args:
             token_ids: [B] int64.
         """
-        token_ids = torch.where(self.active & (token_ids >= 0), token_ids, _NO_ID).unsqueeze(1)
-        known = (self.ids == token_ids) & (token_ids >= 0)
-        self.counts += known
-        new_rows = (~known.any(dim=1) & (token_ids.squeeze(1) >= 0)).nonzero().squeeze(1)
-        if new_rows.numel() == 0:
+        rows = (self.active & (token_ids >= 0)).nonzero().squeeze(1)
+        token_ids = token_ids[rows]
+        if not len(rows):
             return
-        slots = self.lengths[new_rows]
         width = self.ids.shape[1]
-        if int(slots.max()) >= width:
-            self.widen(("ids", "counts"), max(2 * width, _MIN_CAPACITY))
-        self.ids[new_rows, slots] = token_ids[new_rows, 0]
-        self.counts[new_rows, slots] = 1.0
-        self.lengths[new_rows] += 1
+        if int(self.lengths[rows].max()) >= width:
+            self.widen(("ids", "counts", "additive"), max(2 * width, _MIN_CAPACITY))
+            self._places = None
+        known = self.ids[rows] == token_ids.unsqueeze(1)
+        is_new = ~known.any(dim=1)
+        slots = torch.where(is_new, self.lengths[rows], known.to(torch.int8).argmax(dim=1))
+        self.ids[rows, slots] = token_ids
+        self.counts[rows, slots] += 1.0
+        counts = self.counts[rows, slots].unsqueeze(1)
+        self.additive[rows, slots] = _additive(counts, self.frequency[rows], self.presence[rows]).squeeze(1)
+        self.lengths[rows] += is_new
+        self._add_places(rows[is_new], slots[is_new])
 
     def apply_(self, logits: torch.Tensor, slice_start: int) -> None:
         """Applies the additive penalties, then the repetition penalty, to a slice's logits.
@@ -133,14 +177,40 @@ class PenaltyState(AlignedRows):
             logits: [B, Vs] float32, contiguous.
             slice_start: The id of the slice's first column.
         """
-        entry, place = _inside(self.ids, slice_start, logits.shape[1])
-        # One gather and one scatter of the logits; all else is small and dense.
-        additive = self.frequency * self.counts + self.presence * (self.counts > 0)
-        repetition = self.repetition.expand_as(self.counts).reshape(-1).index_select(0, entry)
+        at = self._places_in(slice_start, logits.shape[1])
+        # One gather and one scatter of the logits.
         flat = logits.view(-1)
-        values = flat.index_select(0, place) - additive.view(-1).index_select(0, entry)
+        values = flat.index_select(0, at.place)
+        values -= self.additive.view(-1).index_select(0, at.entry)
         # Exactly one of the two parts is not 0, or both are NaN.
-        flat.index_copy_(0, place, values.clamp_min(0.0) / repetition + values.clamp_max(0.0) * repetition)
+        raised = values.clamp_min(0.0).div_(at.repetition)
+        write_(flat, at.place, values.clamp_max_(0.0).mul_(at.repetition).add_(raised))
+
+    def _places_in(self, slice_start: int, width: int) -> _SlicePlaces:
+        """Returns which entries lie in a slice; found anew only after rows came or went."""
+        at = self._places
+        if at is None or (at.slice_start, at.width) != (slice_start, width):
+            entry, place = _inside(self.ids, slice_start, width)
+            repetition = self.repetition.expand_as(self.ids).reshape(-1).index_select(0, entry)
+            at = self._places = _SlicePlaces(slice_start, width, entry, place, repetition)
+        return at
+
+    def _add_places(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """Takes note of entries that are new, if a slice's are known: [N] int64 each."""
+        at = self._places
+        if at is None or not len(rows):
+            return
+        columns = self.ids[rows, slots] - at.slice_start
+        inside = (columns >= 0) & (columns < at.width)
+        rows, slots, columns = rows[inside], slots[inside], columns[inside]
+        at.entry = torch.cat((at.entry, rows * self.ids.shape[1] + slots))
+        at.place = torch.cat((at.place, rows * at.width + columns))
+        at.repetition = torch.cat((at.repetition, self.repetition[rows, 0]))
+
+
+def _additive(counts: torch.Tensor, frequency: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
+    """Returns what the additive penalties take off: [B, K] float32 from [B, K], [B, 1] and [B, 1]."""
+    return frequency * counts + presence * (counts > 0)
 
 
 def mask_table(device: torch.device) -> torch.Tensor:

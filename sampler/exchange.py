@@ -11,6 +11,7 @@ from sampler.slices import blocks_of
 
 NON_FINITE = 1
 PROCESSOR_FAILED = 2
+_SHORT_RANGE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Exchanged:
     rider: torch.Tensor | None
 
 
-def exchange(group: SliceGroup, facts: SliceFacts, rider: torch.Tensor | None = None) -> Exchanged:
+def exchange(
+    group: SliceGroup, facts: SliceFacts, rider: torch.Tensor | None = None, *, block_length: int
+) -> Exchanged:
     """Returns the facts of the whole vocabulary, the same bits at any tp_size.
 
     Every rank of the group calls it once a step. One all_gather; its size does not depend on the vocabulary.
@@ -63,8 +66,12 @@ def exchange(group: SliceGroup, facts: SliceFacts, rider: torch.Tensor | None = 
         group: The ranks.
         facts: Of this rank's slice.
         rider: An int32 table, of one shape on all ranks, to be gathered along.
+        block_length: Ids of a canonical block.
     """
-    blocks = max(len(blocks_of(rank, group.size)) for rank in range(group.size))
+    pieces = [blocks_of(rank, group.size) for rank in range(group.size)]
+    blocks = max(map(len, pieces))
+    starts = torch.tensor([piece.start * block_length for piece in pieces], device=facts.maxima.device)
+    narrow = blocks * block_length <= _SHORT_RANGE
     tables = [
         facts.maxima.view(torch.int32).unsqueeze(1),
         facts.largest_ids.to(torch.int32).unsqueeze(1),
@@ -75,7 +82,8 @@ def exchange(group: SliceGroup, facts: SliceFacts, rider: torch.Tensor | None = 
             padded = torch.nn.functional.pad(per_block, (0, blocks - per_block.shape[1]))
             tables.append(padded.contiguous().view(torch.int32))
     if facts.values is not None and facts.ids is not None:
-        tables += [facts.values.contiguous().view(torch.int32), facts.ids.to(torch.int32)]
+        columns = facts.ids - starts[group.rank]
+        tables += [facts.values.contiguous().view(torch.int32), _packed(columns, narrow=narrow)]
     if rider is not None:
         tables.append(rider)
     gathered = group.all_gather(torch.cat([table.reshape(-1) for table in tables]))
@@ -92,7 +100,7 @@ def exchange(group: SliceGroup, facts: SliceFacts, rider: torch.Tensor | None = 
         faults,
         in_block_order(merged.floats()) if facts.block_maxima is not None else None,
         in_block_order(merged.floats()) if facts.block_masses is not None else None,
-        *(_largest(merged.floats(), merged.integers()) if facts.values is not None else (None, None)),
+        *(_largest(merged, starts, narrow=narrow) if facts.values is not None else (None, None)),
     )
     ranks = torch.arange(group.size, device=faults.device).unsqueeze(1)
     first = torch.where(faults_by_rank == faults, ranks, group.size).amin(dim=0)
@@ -105,12 +113,34 @@ def in_block_order(gathered: torch.Tensor) -> torch.Tensor:
     return torch.cat([gathered[rank, :, : len(blocks_of(rank, size))] for rank in range(size)], dim=1)
 
 
-def _largest(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the C largest of all ranks' candidates, descending: [size, T, C] → [T, C]."""
+def _packed(columns: torch.Tensor, *, narrow: bool) -> torch.Tensor:
+    """Returns columns of a slice as a table of int32, two to an element where they are ``narrow``: [T, C] int64."""
+    if not narrow:
+        return columns.to(torch.int32)
+    even = torch.nn.functional.pad(columns, (0, columns.shape[1] % 2))
+    return (even - _SHORT_RANGE // 2).to(torch.int16).view(torch.int32)
+
+
+def _unpacked(packed: torch.Tensor, count: int, *, narrow: bool) -> torch.Tensor:
+    """Returns the C columns that ``_packed`` made such tables of: [size, T, C] int64."""
+    if not narrow:
+        return packed.to(torch.int64)
+    return packed.contiguous().view(torch.int16)[..., :count].to(torch.int64) + _SHORT_RANGE // 2
+
+
+def _largest(merged: _Reader, starts: torch.Tensor, *, narrow: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the C largest of all ranks' candidates, descending, and their ids: [T, C] each.
+
+    Args:
+        merged: Where the values are next, and then the ids.
+        starts: [size] int64, where the ranks' slices start.
+        narrow: Whether 16 bits hold a column of a slice.
+    """
+    values = merged.floats()
     size, rows, count = values.shape
-    merged = values.transpose(0, 1).reshape(rows, size * count)
-    top = merged.topk(count, dim=1, sorted=True)
-    return top.values, ids.transpose(0, 1).reshape(rows, size * count).gather(1, top.indices).to(torch.int64)
+    ids = _unpacked(merged.integers(), count, narrow=narrow) + starts.view(size, 1, 1)
+    top = values.transpose(0, 1).reshape(rows, size * count).topk(count, dim=1, sorted=True)
+    return top.values, ids.transpose(0, 1).reshape(rows, size * count).gather(1, top.indices)
 
 
 class _Reader:

@@ -271,7 +271,8 @@ class Sampler:
         if asks:
             known = groups if batch.flags.any_truncated else None
             request = self._reporter.request(batch, kept, logits, known, facts=own, given_ids=given_ids)
-        exchanged = exchange(self._group, own, None if request is None else request.table)
+        rider = None if request is None else request.table
+        exchanged = exchange(self._group, own, rider, block_length=self._shape.block_length)
         facts = exchanged.facts
         empty = torch.where(facts.maxima == _NONE, int(RowReason.EMPTY_SUPPORT), int(RowReason.NONE))
         reasons = torch.where(facts.faults == NON_FINITE, int(RowReason.NON_FINITE), empty)

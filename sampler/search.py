@@ -295,6 +295,7 @@ class _Search:
         self._count_above, self._mass_above = torch.zeros_like(held.counts), torch.zeros_like(held.counts)
         self._remaining = held.counts.clone()
         self._low, self._high = torch.zeros_like(goals.maxima), torch.zeros_like(goals.maxima)
+        self._longest = torch.zeros_like(goals.maxima)
 
     @property
     def is_open(self) -> torch.Tensor:
@@ -302,12 +303,14 @@ class _Search:
         return (self._high > self._low) & (self._remaining > _LISTED)
 
     def agree_on_range(self, group: SliceGroup) -> None:
-        """Sets each row's smallest and largest value in question, over all ranks."""
-        ends = torch.full((2, len(self._held)), _NONE, dtype=torch.float32, device=self._low.device)
+        """Sets each row's smallest and largest value in question, and the most of them that one rank holds."""
+        ends = torch.full((3, len(self._held)), _NONE, dtype=torch.float32, device=self._low.device)
         for index, (row, start, stop) in enumerate(self._in_question()):
             if start < stop:
                 ends[0, index], ends[1, index] = row.ordered[stop - 1], -row.ordered[start]
-        self._high, self._low = group.all_reduce_max_(ends) * torch.tensor([[1.0], [-1.0]], device=ends.device)
+        ends[2] = (self._stop - self._start).to(torch.float32)
+        self._high, negated_low, self._longest = group.all_reduce_max_(ends)
+        self._low = -negated_low
 
     def narrow(self, group: SliceGroup, *, by_order: bool) -> None:
         """Narrows each open row to the one bin that holds its threshold."""
@@ -352,7 +355,8 @@ class _Search:
     def result(self, group: SliceGroup) -> Found:
         """Returns the thresholds: the one value left, or the right one in the short list that is left."""
         one = self._high == self._low
-        listed = torch.full((len(self._held), _LISTED), _NONE, dtype=torch.float32, device=one.device)
+        width = max(1, int(torch.where(one, 0.0, self._longest).amax()))
+        listed = torch.full((len(self._held), width), _NONE, dtype=torch.float32, device=one.device)
         tied = torch.zeros_like(self._mass_above)
         for index, ((row, start, stop), alike) in enumerate(zip(self._in_question(), one.tolist(), strict=True)):
             if alike:

@@ -1,4 +1,4 @@
-"""No collective and no message of a decode step grows with the vocabulary."""
+"""No collective and no message of a decode step grows with the vocabulary, and all are far below a full gather."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from engine_ranks import Case, Job, grammar, run_engine
 from ranks import run_ranks
+from simulated_ranks import SlicedSampler
 from tiny_checkpoints import write_tiny_checkpoint
 
-from sampler.params import SamplingParams
+from launch.bench_cases import CASES, BenchCase
+from launch.bench_report import Traffic
+from sampler.params import RowSampling, SamplingParams
 
 SMALL, LARGE = 320, 128 * 320
 PARAMS = {
@@ -66,3 +70,39 @@ def test_only_masks_grow_and_they_are_no_collective(models: dict[int, Path]) -> 
     assert {operation for _, operation, _ in grown} == VOCABULARY_WIDE
     whole_row_bytes = LARGE // 8
     assert all(large[key] <= whole_row_bytes for key in grown), "each rank sends the words of its own slice only"
+
+
+BATCH, VOCAB, TP = 64, 151_936, 8
+# The case whose rows all need the exact search.
+FALLBACK = "top_p_flat"
+
+
+@pytest.fixture(scope="module")
+def whole_logits() -> dict[str, torch.Tensor]:
+    """Returns logits whose nuclei hold tens to thousands of ids, as a language model's, and flat ones."""
+    generator = torch.Generator().manual_seed(1)
+    steepness = torch.linspace(1.28, 1.7, BATCH).unsqueeze(1)
+    ordered = -steepness * torch.arange(1, VOCAB + 1).log()
+    shuffled = ordered[:, torch.randperm(VOCAB, generator=generator)]
+    normal = torch.randn(BATCH, VOCAB, generator=generator)
+    return {"lm": shuffled + 0.05 * normal, "flat": 3.0 * normal}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_step_moves_a_fiftieth_of_a_full_gather(whole_logits: dict[str, torch.Tensor], case: BenchCase) -> None:
+    logits = whole_logits[case.logits]
+
+    def row(index: int) -> RowSampling:
+        fields = case.odd_row if case.odd_row is not None and index == BATCH // 2 else case.params
+        params = SamplingParams.parse(fields, vocab_size=VOCAB, max_model_len=4096)
+        seen = range(index, index + case.seen_ids)
+        return RowSampling(params=params, seed=index, prompt_ids=seen, output_ids=seen)
+
+    nucleus = (logits[::8].softmax(dim=-1).sort(descending=True).values.cumsum(dim=-1) < 0.9).sum(dim=-1)
+    assert int(nucleus.max()) > 800
+    sampler = SlicedSampler(TP, VOCAB)
+    mask = torch.full((BATCH, 64 * -(-VOCAB // 64 // 32)), 0x55555555, dtype=torch.int32) if case.masked else None
+    output = sampler.sample(logits, [row(index) for index in range(BATCH)], [0] * BATCH, mask)
+    assert not output.status.any()
+    traffic = Traffic.of(sampler.payload_bytes, TP, BATCH * VOCAB * 4)
+    assert traffic.received_bytes <= traffic.full_gather_bytes / (10 if case.name == FALLBACK else 50)

@@ -88,7 +88,7 @@ def _penalties(state: PenaltyState | None) -> list[Any] | None:
     if state is None:
         return None
     assert state.lengths.tolist() == [sum(token >= 0 for token in ids) for ids in state.ids.tolist()]
-    seen = _sparse(SparseRows(state.ids, state.counts))
+    seen = [_sparse(SparseRows(state.ids, table)) for table in (state.counts, state.additive)]
     strengths = torch.cat((state.frequency, state.presence, state.repetition), dim=1).tolist()
     return [seen, strengths, state.active.tolist()]
 
@@ -122,7 +122,21 @@ def test_any_history_equals_rebuilding(data: st.DataObject) -> None:
                 joining = data.draw(st.lists(_row, max_size=3))
                 mirror.batch.merge(SamplingBatchInfo.from_rows(joining))
                 mirror.rows = [*mirror.rows, *joining]
-        _assert_same(mirror.batch, SamplingBatchInfo.from_rows(mirror.rows))
+        rebuilt = SamplingBatchInfo.from_rows(mirror.rows)
+        _assert_same(mirror.batch, rebuilt)
+        _assert_same_penalties(mirror.batch.penalties, rebuilt.penalties)
+
+
+def _assert_same_penalties(state: PenaltyState | None, rebuilt: PenaltyState | None) -> None:
+    """Fails unless both change a slice's logits alike, whichever slice they were asked about before."""
+    if state is not None and rebuilt is not None:
+        # The first is the one asked about last time, before tokens were added or rows moved.
+        for start in (5, 0, 5):
+            logits = torch.linspace(-3.0, 4.0, len(state.ids) * 6).view(-1, 6)
+            expected = logits.clone()
+            state.apply_(logits, start)
+            rebuilt.apply_(expected, start)
+            assert torch.equal(logits, expected)
 
 
 def _rows(*fields: dict[str, Any]) -> list[RowSampling]:
@@ -174,7 +188,7 @@ def _addresses(batch: SamplingBatchInfo) -> dict[str, int]:
         assert part is not None
         found |= {f"{name}.ids": part.ids.data_ptr(), f"{name}.values": part.values.data_ptr()}
     assert batch.penalties is not None
-    for name in ("ids", "counts", "lengths", "active", "frequency", "presence", "repetition"):
+    for name in ("ids", "counts", "additive", "lengths", "active", "frequency", "presence", "repetition"):
         found[f"penalties.{name}"] = getattr(batch.penalties, name).data_ptr()
     return found
 
