@@ -247,6 +247,7 @@ class Leader:
                     thinking=request.thinking,
                     prefill_of=ids.start if choice else None,
                     bad_words_token_ids=request.bad_words_token_ids,
+                    forced_output_tokens=request.forced_output_tokens,
                 )
             )
 

@@ -194,6 +194,7 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
         thinking: How the output thinks before that, if it does.
         prefill_of: The sequence of the same request whose prefill this one shares, if it is still there.
         bad_words_token_ids: ``params.bad_words`` as token ids.
+        forced_output_tokens: How many of the last prompt ids a score takes as generated.
     """
 
     sequence_id: int
@@ -206,6 +207,7 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
     thinking: ThinkingRules | None = None
     prefill_of: int | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    forced_output_tokens: int = 0
 
 
 class EndSequence(msgspec.Struct, frozen=True, tag="end"):

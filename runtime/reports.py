@@ -116,6 +116,23 @@ def prompt_reports(rows: LogprobRows, top_n: int) -> list[TokenReport]:
     return _reports(rows, [top_n] * len(rows.token_ids))
 
 
+def scored_reports(output: SampleOutput, token_ids: list[int], top_n: int) -> list[TokenReport]:
+    """Returns the reports of given tokens that follow each other, without a logprob where none can be told.
+
+    Args:
+        output: Of the sampler's ``score``; every row asks for logprobs.
+        token_ids: The tokens.
+        top_n: How many of the most likely ids to report.
+    """
+    if output.logprobs is None:
+        return []
+    reports = prompt_reports(output.logprobs, top_n)
+    return [
+        report if scored >= 0 else TokenReport(token_id, None, [], [])
+        for report, scored, token_id in zip(reports, output.token_ids.tolist(), token_ids, strict=True)
+    ]
+
+
 def _reports(rows: LogprobRows, counts: list[int]) -> list[TokenReport]:
     columns = (rows.token_ids, rows.logprobs, rows.top_ids, rows.top_logprobs, rows.named_ids, rows.named_logprobs)
     reports = []

@@ -26,6 +26,7 @@ from sampler.params import SamplingParams, SamplingParamsError
 from sampler.processors import ProcessorRegistry
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_PROMPT_TOKENS = "prompt_tokens"
 
 
 class RequestError(ValueError):
@@ -54,6 +55,7 @@ class Request:
         grammar: What the output must match, if anything.
         bad_words_token_ids: The bad words as token ids.
         thinking: How the output thinks before, if it does.
+        forced_output_tokens: How many of the last prompt ids a score takes as generated.
     """
 
     prompt_token_ids: list[int]
@@ -63,6 +65,7 @@ class Request:
     grammar: GrammarSpec | None
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     thinking: ThinkingRules | None = None
+    forced_output_tokens: int = 0
 
 
 class _Prompt(NamedTuple):
@@ -146,6 +149,7 @@ class RequestBuilder:
             name: value
             for name, value in fields.items()
             if name not in (*_PROMPT_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *THINKING_FIELDS, "id")
+            and not (score and name == _PROMPT_TOKENS)
         }
         try:
             grammar = parse_grammar(fields)
@@ -169,7 +173,8 @@ class RequestBuilder:
             raise RequestError(str(error), error.param) from error
         seed = secrets.randbits(64) if params.seed is None else params.seed
         max_tokens = 0 if score else self._max_tokens(prompt.name, len(prompt.token_ids), params.max_tokens)
-        return Request(prompt.token_ids, max_tokens, params, seed, grammar, self._bad_words(params), thinking)
+        forced = _forced_output_tokens(fields.get(_PROMPT_TOKENS), len(prompt.token_ids)) if score else 0
+        return Request(prompt.token_ids, max_tokens, params, seed, grammar, self._bad_words(params), thinking, forced)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Returns the bad words as token ids: a text as it is spelled at a word's beginning and within a line."""
@@ -266,6 +271,18 @@ class RequestBuilder:
                 f"max_tokens is {asked}: after a prompt of {prompt_tokens} tokens 1..{room} are possible", "max_tokens"
             )
         return asked
+
+
+def _forced_output_tokens(prompt_tokens: object, given_tokens: int) -> int:
+    """Returns how many of the tokens to score are taken as generated, from how many are said to be the prompt."""
+    if prompt_tokens is None:
+        return 0
+    if type(prompt_tokens) is not int or not 1 <= prompt_tokens <= given_tokens:
+        raise RequestError(
+            f"prompt_tokens is {shown(prompt_tokens)}: an integer in 1..{given_tokens}, the tokens to score, is needed",
+            _PROMPT_TOKENS,
+        )
+    return given_tokens - prompt_tokens
 
 
 def _check_is_text(name: str, value: object) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from grammar_sync.masks import MaskExchange, RowFault
 from runtime.audit import Auditor
 from runtime.plan import PlanRow, StepPlan, logit_rows
-from runtime.reports import StepReport, TokenReport, prompt_reports, token_reports
+from runtime.reports import StepReport, TokenReport, prompt_reports, scored_reports, token_reports
 from runtime.sequence import Sequence
 from sampler.batch import SamplingBatchInfo
 from sampler.params import RowSampling
@@ -152,8 +153,29 @@ class SamplingPart:
         if not following:
             return []
         top_n = sequence.params.prompt_logprobs or 0
+        logits = logits[: len(following)]
         token_ids = torch.tensor(following, dtype=torch.int64, device=logits.device)
-        return prompt_reports(self._sampler.token_logprobs(logits[: len(following)], token_ids, top_n=top_n), top_n)
+        if sequence.max_tokens > 0 or sequence.params.logprobs_mode == "raw":
+            return prompt_reports(self._sampler.token_logprobs(logits, token_ids, top_n=top_n), top_n)
+        first = len(sequence.prompt_token_ids) - sequence.forced_output_tokens
+        places = range(row.start + 1, row.start + 1 + len(following))
+        rows = [self._row_at(sequence, place, first) for place in places]
+        info = SamplingBatchInfo.from_rows(rows, device=self._device)
+        return scored_reports(
+            self._sampler.score(logits, info, [max(place - first, 0) for place in places], token_ids), following, top_n
+        )
+
+    def _row_at(self, sequence: Sequence, place: int, first: int) -> RowSampling:
+        """Returns the row that draws a scored sequence's token at ``place``, were those from ``first`` on generated."""
+        token_ids, params = sequence.prompt_token_ids, sequence.params
+        return RowSampling(
+            params=msgspec.structs.replace(params, logprobs=params.prompt_logprobs),
+            seed=sequence.seed,
+            stop_ids=self._banned_until_min_tokens(sequence),
+            bad_words_token_ids=sequence.bad_words_token_ids,
+            prompt_ids=token_ids[: min(place, first)],
+            output_ids=token_ids[first:place],
+        )
 
     def _received_masks(self, plan: StepPlan) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Returns every sampling row's mask, [B, Vs / 32] int32, and fault, [B] int32; None where there is none.

@@ -35,6 +35,7 @@ class Sequence:
         thinking: How it thinks before, if it does.
         prefill_of: The sequence whose prefill it shares, if it is still there.
         bad_words_token_ids: Token sequences that its output must not hold.
+        forced_output_tokens: How many of the last prompt ids a score takes as generated.
         state: Where it stands.
         output_token_ids: What was committed so far.
         num_computed: How many of its tokens have their KV entries computed or in flight.
@@ -54,6 +55,7 @@ class Sequence:
     thinking: ThinkingRules | None
     prefill_of: int | None
     bad_words_token_ids: tuple[tuple[int, ...], ...]
+    forced_output_tokens: int
     state: SequenceState
     output_token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -76,6 +78,7 @@ class Sequence:
             thinking=action.thinking,
             prefill_of=action.prefill_of,
             bad_words_token_ids=action.bad_words_token_ids,
+            forced_output_tokens=action.forced_output_tokens,
             state=SequenceState.WAITING if action.grammar is None else SequenceState.WAITING_FOR_GRAMMAR,
         )
 

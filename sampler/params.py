@@ -82,7 +82,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         logit_processors: At most 16 registered processors, applied to the model's output in this order.
         logprobs: 0 to 20: report the logprob of each generated token and of this many most likely ones.
         logprob_token_ids: At most 128 ids whose logprobs are reported at every generated token.
-        prompt_logprobs: 0 to 20: report the same of every prompt token but the first, of the model's output always.
+        prompt_logprobs: 0 to 20: report the same of every prompt token but the first, of the model's output always,
+            except in a score, which follows ``logprobs_mode``.
         logprobs_mode: ``raw`` is of the model's output; ``processed`` is of what is drawn from before the filters:
             after processors, penalties, bias, bans, mask and temperature (1 for a greedy row).
         return_support: Whether to report the ids that could have been drawn, with their logprobs.

@@ -89,6 +89,25 @@ class _Opening:
     gathered: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class _Supports:
+    """What a step's sampled rows are drawn from.
+
+    Attributes:
+        truncated: The rows with a filter, and which of them their candidates settle.
+        searched: The rest of these, after the search.
+        wide: [N] int64, rows whose support no rank holds: those without a filter, and the searched ones.
+        floors: [N] float32, the smallest value in their support; −inf without a filter.
+        masses: [N, 64] float64, the mass of their support in each block.
+    """
+
+    truncated: Truncated
+    searched: Searched
+    wide: torch.Tensor
+    floors: torch.Tensor
+    masses: torch.Tensor
+
+
 class Sampler:
     """Draws tokens from this rank's vocabulary slice, together with the ranks that hold the others.
 
@@ -172,19 +191,10 @@ class Sampler:
         token_ids = torch.where(batch.greedy & (step.reasons == 0), step.facts.largest_ids, -1)
         if bool(step.sampled.any()):
             index = torch.as_tensor(positions, dtype=torch.int64, device=logits.device)
-            uniform = uniform_53(batch.seeds, batch.choices, index)
-            truncated = decide_truncated(step)
-            settled, drawn = draw_settled(truncated, uniform)
-            token_ids[settled] = drawn
-            searched = search_unsettled(self._group, step, truncated, self._shape)
+            found = self._find_supports(step)
             if lowest is not None:
-                _set_floors_(lowest, truncated, searched)
-            unfiltered = (step.sampled & ~batch.truncated).nonzero().squeeze(1)
-            wide = torch.cat((unfiltered, searched.rows))
-            if len(wide):
-                floors = torch.cat((torch.full_like(unfiltered, _NONE, dtype=torch.float32), searched.thresholds))
-                masses = self._block_weights(step, unfiltered, searched)
-                token_ids[wide] = self._draw_wide(step, wide, floors, masses, uniform[wide])
+                _set_floors_(lowest, found.truncated, found.searched)
+            self._draw_(token_ids, step, found, uniform_53(batch.seeds, batch.choices, index))
         return self._output(opening, token_ids, lowest)
 
     def score(
@@ -319,6 +329,29 @@ class Sampler:
             raise SamplerError(
                 f"mask_words must be int32 [{rows}, {width // 32}], not {mask_words.dtype} {list(mask_words.shape)}"
             )
+
+    def _find_supports(self, step: Step) -> _Supports:
+        """Returns what the sampled rows are drawn from; every rank of the group calls it."""
+        truncated = decide_truncated(step)
+        searched = search_unsettled(self._group, step, truncated, self._shape)
+        unfiltered = (step.sampled & ~step.batch.truncated).nonzero().squeeze(1)
+        floors = torch.cat((torch.full_like(unfiltered, _NONE, dtype=torch.float32), searched.thresholds))
+        wide = torch.cat((unfiltered, searched.rows))
+        return _Supports(truncated, searched, wide, floors, self._block_weights(step, unfiltered, searched))
+
+    def _draw_(self, token_ids: torch.Tensor, step: Step, found: _Supports, uniform: torch.Tensor) -> None:
+        """Draws the sampled rows; every rank of the group calls it.
+
+        Args:
+            token_ids: [B] int64, where the ids go.
+            step: The step.
+            found: What the rows are drawn from.
+            uniform: [B] float64 in [0, 1).
+        """
+        settled, drawn = draw_settled(found.truncated, uniform)
+        token_ids[settled] = drawn
+        if len(found.wide):
+            token_ids[found.wide] = self._draw_wide(step, found.wide, found.floors, found.masses, uniform[found.wide])
 
     def _block_weights(self, step: Step, unfiltered: torch.Tensor, searched: Searched) -> torch.Tensor:
         """Returns the supports' block masses relative to the rows' maxima, of all ranks: [N, 64] float64."""

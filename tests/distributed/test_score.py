@@ -38,6 +38,18 @@ REQUEST: dict[str, Any] = {
     "prompt_logprobs": 1,
 }
 CALL = {"logit_processors": [{"name": "OnlyEven", "args": {"first": 0}}]}
+PROCESSED: dict[str, Any] = {
+    **REQUEST,
+    "logprobs_mode": "processed",
+    "temperature": 0.7,
+    "frequency_penalty": 0.6,
+    "presence_penalty": 0.4,
+    "repetition_penalty": 1.3,
+    "logit_bias": {"7": 3.0},
+    "banned_token_ids": [3, 4],
+    "min_tokens": 4,
+    "top_k": 300,
+}
 LINES: dict[str, dict[str, Any]] = {
     "asked": REQUEST,
     "plain": {name: value for name, value in REQUEST.items() if "logprobs" not in name},
@@ -45,6 +57,8 @@ LINES: dict[str, dict[str, Any]] = {
     "bad argument": {**REQUEST, "logit_processors": [{"name": "OnlyEven", "args": {"first": "x"}}]},
     "no such processor": {**REQUEST, "logit_processors": [{"name": "Odd"}]},
     "too many": {**REQUEST, "logprobs": 21},
+    "processed": PROCESSED,
+    "no score": {**REQUEST, "prompt_tokens": 2},
     "choices": {**REQUEST, "n": 2},
     "bad words": {**REQUEST, "temperature": 0, "logprobs": None, "bad_words": ["a", "e", " the"], "max_tokens": 30},
 }
@@ -105,7 +119,8 @@ def test_processor(generated: dict[str, list[dict[str, Any]]]) -> None:
         assert info["support"]["status"] == "OK"
         assert info["token_id"] in info["support"]["token_ids"]
         assert all(token_id % 2 == 0 for token_id in info["support"]["token_ids"])
-    for name, named in (("bad argument", "'x'"), ("no such processor", "Odd"), ("too many", "21")):
+    refusals = {"bad argument": "'x'", "no such processor": "Odd", "too many": "21", "no score": "prompt_tokens"}
+    for name, named in refusals.items():
         (record,) = generated[name]
         assert named in record["error"]["message"]
     assert generated["too many"][0]["error"]["param"] == "logprobs"
@@ -126,10 +141,26 @@ def test_score_equals_recorded_logprobs(model: str, generated: dict[str, list[di
     (asked,) = generated["asked"]
     prompt = Tokenizer.load(Path(model)).encode(REQUEST["prompt"])
     ids = [*prompt, *asked["token_ids"]]
+    (processed,) = generated["processed"]
+    replayed = {name: value for name, value in PROCESSED.items() if name not in ("prompt", "logprobs", "max_tokens")}
+    replayed |= {"prompt_token_ids": [*prompt, *processed["token_ids"]], "prompt_tokens": len(prompt)}
+    replayed |= {"prompt_logprobs": 2}
     lines = [{"prompt_token_ids": ids}, {"prompt": REQUEST["prompt"]}, {"prompt": "x", "n": 2}, {"prompt": ""}]
+    lines += [replayed, {**replayed, "prompt_tokens": 0}, {**replayed, "temperature": 1.4, "prompt_tokens": None}]
     outcome = score(model, lines, "--tp", "2", "--top", "3")
     assert outcome.returncode == ExitCode.REQUESTS_FAILED
-    scored, text, several, empty = outcome.records()
+    scored, text, several, empty, again, nothing, hotter = outcome.records()
+    assert nothing["error"]["param"] == "prompt_tokens"
+    for info, drawn in zip(again["prompt_logprobs"][len(prompt) :], processed["logprobs"], strict=True):
+        assert info["token_id"] == drawn["token_id"]
+        assert info["logprob"] == pytest.approx(drawn["logprob"], abs=1e-4)
+        assert [one["logprob"] for one in info["top_logprobs"]] == pytest.approx(
+            [one["logprob"] for one in drawn["top_logprobs"]], abs=1e-4
+        )
+    # Without a word about it no token counts as generated, which penalties and min_tokens tell from the prompt.
+    assert [info["logprob"] for info in hotter["prompt_logprobs"][1:]] != [
+        info["logprob"] for info in again["prompt_logprobs"][1:]
+    ]
     assert several["error"]["code"] == empty["error"]["code"] == "invalid_request"
     assert scored["token_ids"] == []
     assert scored["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}

@@ -28,7 +28,7 @@ def test_ready_is_the_intersection_and_failed_the_union() -> None:
     assert verdict == Verdict(7, (2,), (GrammarFailure(5, "rank 0"),))
 
 
-def test_an_id_that_is_ready_everywhere_and_failed_once_is_failed() -> None:
+def test_s7_an_id_that_is_ready_everywhere_and_failed_once_is_failed() -> None:
     verdict = merge_reports(1, [report([3], [3]), report([3])], waiting=[3])
     assert verdict.ready == ()
     assert failed_ids(verdict) == [3]
@@ -39,7 +39,7 @@ def test_nothing_ready_nothing_failed() -> None:
     assert merge_reports(3, [report([1]), report([2])], waiting=[]) == Verdict(3)
 
 
-def test_order_is_that_of_arrival_whatever_the_reports_say() -> None:
+def test_s10_order_is_that_of_arrival_whatever_the_reports_say() -> None:
     ids = list(range(500))
     waiting = random.Random(5).sample(ids, 500)
     reports = [report(random.Random(rank).sample(ids, 500)) for rank in range(4)]

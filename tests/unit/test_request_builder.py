@@ -95,7 +95,7 @@ def test_max_tokens_is_what_the_context_leaves() -> None:
     assert builder().build({"prompt": "a" * (MAX_LEN - 1)}).max_tokens == 1
 
 
-def test_a_missing_seed_is_minted_and_differs() -> None:
+def test_s12_a_missing_seed_is_minted_and_differs() -> None:
     seeds = {build().seed for _ in range(20)}
     assert len(seeds) == 20
     assert all(0 <= seed < 2**64 for seed in seeds)

@@ -65,6 +65,12 @@ def test_why_a_sequence_ends(
     assert sequence_of(output, grammar=grammar, **params).reason_to_finish(EOS) == expected
 
 
+def test_s6_ignore_eos_with_a_grammar_adds_nothing_after_its_end() -> None:
+    for ignore_eos in (False, True):
+        assert sequence_of([5, 1], grammar=GRAMMAR, ignore_eos=ignore_eos).reason_to_finish(EOS) == "stop"
+    assert sequence_of([5, 1], grammar=None, ignore_eos=True).reason_to_finish(EOS) is None
+
+
 def test_without_any_eos_only_length_and_stop_ids_end_it() -> None:
     assert sequence_of([1]).reason_to_finish(frozenset()) is None
     assert sequence_of([1], max_tokens=1).reason_to_finish(frozenset()) == "length"
