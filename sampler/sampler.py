@@ -25,7 +25,7 @@ from sampler.report import LogprobReporter, LogprobRequest
 from sampler.slices import VOCABULARY_BLOCKS, SliceShape, blocks_of, weights_in_block
 from sampler.support import pick
 from sampler.supports import RowStatus, RowSupport, report_supports
-from sampler.truncation import Searched, Step, Truncated, decide_truncated, draw_settled, search_unsettled
+from sampler.truncation import Searched, Step, Supports, Truncated, decide_truncated, draw_settled, search_unsettled
 
 DEFAULT_CANDIDATES = 128
 MAX_SUPPORT = 4096
@@ -87,25 +87,6 @@ class _Opening:
     fault_ranks: torch.Tensor
     request: LogprobRequest | None
     gathered: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class _Supports:
-    """What a step's sampled rows are drawn from.
-
-    Attributes:
-        truncated: The rows with a filter, and which of them their candidates settle.
-        searched: The rest of these, after the search.
-        wide: [N] int64, rows whose support no rank holds: those without a filter, and the searched ones.
-        floors: [N] float32, the smallest value in their support; −inf without a filter.
-        masses: [N, 64] float64, the mass of their support in each block.
-    """
-
-    truncated: Truncated
-    searched: Searched
-    wide: torch.Tensor
-    floors: torch.Tensor
-    masses: torch.Tensor
 
 
 class Sampler:
@@ -330,16 +311,16 @@ class Sampler:
                 f"mask_words must be int32 [{rows}, {width // 32}], not {mask_words.dtype} {list(mask_words.shape)}"
             )
 
-    def _find_supports(self, step: Step) -> _Supports:
+    def _find_supports(self, step: Step) -> Supports:
         """Returns what the sampled rows are drawn from; every rank of the group calls it."""
         truncated = decide_truncated(step)
         searched = search_unsettled(self._group, step, truncated, self._shape)
         unfiltered = (step.sampled & ~step.batch.truncated).nonzero().squeeze(1)
         floors = torch.cat((torch.full_like(unfiltered, _NONE, dtype=torch.float32), searched.thresholds))
         wide = torch.cat((unfiltered, searched.rows))
-        return _Supports(truncated, searched, wide, floors, self._block_weights(step, unfiltered, searched))
+        return Supports(truncated, searched, wide, floors, self._block_weights(step, unfiltered, searched))
 
-    def _draw_(self, token_ids: torch.Tensor, step: Step, found: _Supports, uniform: torch.Tensor) -> None:
+    def _draw_(self, token_ids: torch.Tensor, step: Step, found: Supports, uniform: torch.Tensor) -> None:
         """Draws the sampled rows; every rank of the group calls it.
 
         Args:

@@ -135,6 +135,25 @@ class Searched:
     masses: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Supports:
+    """What a step's sampled rows are drawn from.
+
+    Attributes:
+        truncated: The rows with a filter, and which of them their candidates settle.
+        searched: The rest of these, after the search.
+        wide: [N] int64, rows whose support no rank holds: those without a filter, and the searched ones.
+        floors: [N] float32, the smallest value in their support; −inf without a filter.
+        masses: [N, 64] float64, the mass of their support in each block.
+    """
+
+    truncated: Truncated
+    searched: Searched
+    wide: torch.Tensor
+    floors: torch.Tensor
+    masses: torch.Tensor
+
+
 def search_unsettled(group: SliceGroup, step: Step, truncated: Truncated, shape: SliceShape) -> Searched:
     """Returns the supports of the rows that the candidates do not settle.
 
