@@ -59,15 +59,27 @@ _DURATION_TIME: Final = f"T{_any_of(_HOURS, _MINUTES, _SECONDS)}"
 _DURATION_DATE: Final = _any_of("[0-9]+D", "[0-9]+M(?:[0-9]+D)?", "[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?")
 _DURATION: Final = f"P{_any_of(f'{_DURATION_DATE}(?:{_DURATION_TIME})?', _DURATION_TIME, '[0-9]+W')}"
 
-# Names. A label has at most 3 * 20 + 2 characters, a host name at most 4 * 62 + 3.
-_LABEL: Final = "[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,20}){0,2}"
-_HOSTNAME: Final = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
-_HOSTNAME_NOTE: Final = "at most 4 labels, of at most 3 hyphen-separated parts of at most 20 letters or digits each"
-_ATOM: Final = r"[A-Za-z0-9!#$%&'*+/=?\^_`{|}~\-]{1,20}"
-_IDN_ATOM: Final = r"[A-Za-z0-9!#$%&'*+/=?\^_`{|}~\-\p{L}]{1,20}"
-_EMAIL_NOTE: Final = (
-    f"a local part of at most 3 unquoted atoms of at most 20 characters each; a domain of {_HOSTNAME_NOTE}"
+# Names. A label has at most 63 characters, a host name at most 3 * 63 + 3 + 61 = 253.
+_LABEL: Final = _any_of("[A-Za-z0-9]{1,63}", "[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,20}){1,2}")
+_HOSTNAME: Final = rf"{_LABEL}(?:\.{_LABEL}){{0,2}}(?:\.[A-Za-z0-9]{{1,61}})?"
+_HOSTNAME_NOTE: Final = "at most 4 labels, with at most 2 single hyphens each, none in the fourth"
+# Lower-case letters of scripts without contextual rules; 14 of them stay within 63 characters of Punycode.
+_IDN_LETTERS: Final = "ß-öø-ÿα-ωа-яぁ-ゖァ-ヺ一-鿿가-힣"
+_IDN_LABEL: Final = _any_of(_LABEL, f"[a-z0-9{_IDN_LETTERS}]{{1,14}}")
+_IDN_HOSTNAME: Final = rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,2}}(?:\.[A-Za-z0-9]{{1,61}})?"
+_IDN_NOTE: Final = (
+    "labels of at most 14 lower-case Latin, Greek, Cyrillic, kana, Han or Hangul letters and digits, or in ASCII; "
+    + _HOSTNAME_NOTE
 )
+# Mail addresses: at most 50 octets before the @ (64 with letters beyond ASCII), and 4 * 50 + 3 after it.
+_ATOM: Final = r"A-Za-z0-9!#$%&'*+/=?\^_`{|}~\-"
+_LOCAL: Final = _any_of(f"[{_ATOM}]{{1,50}}", rf"[{_ATOM}]{{1,16}}(?:\.[{_ATOM}]{{1,16}}){{1,2}}")
+_IDN_LOCAL: Final = _any_of(_LOCAL, rf"[{_ATOM}\p{{L}}]{{1,16}}")
+_MAIL_LABEL: Final = _any_of("[A-Za-z0-9]{1,50}", "[A-Za-z0-9]{1,16}(?:-[A-Za-z0-9]{1,16}){1,2}")
+_IDN_MAIL_LABEL: Final = _any_of(_MAIL_LABEL, f"[a-z0-9{_IDN_LETTERS}]{{1,12}}")
+_EMAIL: Final = rf"{_LOCAL}@{_MAIL_LABEL}(?:\.{_MAIL_LABEL}){{0,3}}"
+_IDN_EMAIL: Final = rf"{_IDN_LOCAL}@{_IDN_MAIL_LABEL}(?:\.{_IDN_MAIL_LABEL}){{0,3}}"
+_EMAIL_NOTE: Final = "before the @ one unquoted atom of at most 50 characters or three of at most 16; after it "
 
 # Addresses.
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -117,7 +129,7 @@ def _uri(extra: str = "", private: str = "", *, relative: bool = False) -> str:
 
 _URI_NOTE: Final = "no IPv6 addresses in brackets"
 _POINTER: Final = "(?:/(?:[^/~]|~[01])*)*"
-_VARIABLE: Final = rf"(?:[A-Za-z0-9_]|{_PERCENT})+(?:\.(?:[A-Za-z0-9_]|{_PERCENT})+)*(?::[1-9][0-9]{{0,3}}|\*)?"
+_VARIABLE: Final = r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*(?::[1-9][0-9]{0,2}|\*)?"
 _URI_TEMPLATE: Final = (
     rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS_CHARS}{_PRIVATE}]|{_PERCENT}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
 )
@@ -127,10 +139,10 @@ _RULES: Final = (
     FormatRule("time", "narrower", "no leap seconds, at most 9 decimals, upper-case Z", _TIME),
     FormatRule("date-time", "narrower", "as date and time, with an upper-case T", f"{_DATE}T{_TIME}"),
     FormatRule("duration", "exact", "", _DURATION),
-    FormatRule("email", "narrower", _EMAIL_NOTE, rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@{_HOSTNAME}"),
-    FormatRule("idn-email", "narrower", _EMAIL_NOTE, rf"{_IDN_ATOM}(?:\.{_IDN_ATOM}){{0,2}}@{_HOSTNAME}"),
+    FormatRule("email", "narrower", f"{_EMAIL_NOTE}at most 4 labels of at most 50 characters", _EMAIL),
+    FormatRule("idn-email", "narrower", f"{_EMAIL_NOTE}a short idn-hostname", _IDN_EMAIL),
     FormatRule("hostname", "narrower", _HOSTNAME_NOTE, _HOSTNAME),
-    FormatRule("idn-hostname", "narrower", f"ASCII only; {_HOSTNAME_NOTE}", _HOSTNAME),
+    FormatRule("idn-hostname", "narrower", _IDN_NOTE, _IDN_HOSTNAME),
     FormatRule("ipv4", "exact", "", _IPV4),
     FormatRule("ipv6", "exact", "", _ipv6()),
     FormatRule("uuid", "exact", "", "[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"),
@@ -143,7 +155,9 @@ _RULES: Final = (
         _URI_NOTE,
         f"{_uri(_UCS_CHARS, _PRIVATE)}|{_uri(_UCS_CHARS, _PRIVATE, relative=True)}",
     ),
-    FormatRule("uri-template", "exact", "", _URI_TEMPLATE),
+    FormatRule(
+        "uri-template", "narrower", "no escapes in variable names, prefixes of at most 999 characters", _URI_TEMPLATE
+    ),
     FormatRule("json-pointer", "exact", "", _POINTER),
     FormatRule("relative-json-pointer", "exact", "", f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})"),
     FormatRule("regex", "refused", "regular expressions nest, so that they are not a regular language"),

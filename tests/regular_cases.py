@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from grammar_sync.regular import Language
+from grammar_sync.regular_automaton import Dfa
+
 LETTERS = "ab-1"
 
 _atoms = st.sampled_from(
@@ -38,3 +41,35 @@ def asserting_patterns() -> st.SearchStrategy[str]:
 def texts(letters: str = LETTERS) -> st.SearchStrategy[str]:
     """Returns short texts."""
     return st.text(st.sampled_from(letters), max_size=7)
+
+
+@st.composite
+def members(draw: st.DrawFn, language: Language) -> str:
+    """Draws a string of a language, by a random walk on its automaton that ends soon after it may."""
+    automaton = language.automaton()
+    live = automaton.live()
+    state, text = 0, ""
+    chance = draw(st.randoms(use_true_random=False))
+    while not automaton.accepting[state] or chance.random() < 0.8:
+        exits = [
+            (target, chars)
+            for target, chars in zip(automaton.moves[state], automaton.alphabet.classes, strict=True)
+            if live[target]
+        ]
+        if not exits or len(text) > 300:
+            break
+        state, chars = chance.choice(exits)
+        text += chr(chance.randint(*chance.choice(chars.ranges)))
+    return text if automaton.accepting[state] else text + _completion(language, state)
+
+
+def _completion(language: Language, state: int) -> str:
+    """Returns a shortest way from a state to the end."""
+    automaton = language.automaton()
+    order = [state, *(found for found in range(len(automaton.moves)) if found != state)]
+    numbers = {found: number for number, found in enumerate(order)}
+    moves = tuple(tuple(numbers[target] for target in automaton.moves[found]) for found in order)
+    rest = Dfa(automaton.alphabet, moves, tuple(automaton.accepting[found] for found in order)).shortest()
+    if rest is None:
+        raise ValueError("the walk left the live states")
+    return rest
