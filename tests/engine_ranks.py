@@ -194,17 +194,25 @@ class ScriptedLeader:
 
 
 class RecordingScheduler(Scheduler):
-    """Keeps the rows of every plan that is not empty."""
+    """Keeps the rows of every plan that is not empty; no constrained row may be planned while its last is in flight."""
 
     def __init__(self, limits: SchedulerLimits, eos_token_ids: Many[int]) -> None:
         super().__init__(limits, eos_token_ids)
         self.planned: list[tuple[PlanRow, ...]] = []
+        self._uncommitted: set[int] = set()
 
     def plan(self, step: int) -> StepPlan:
         plan = super().plan(step)
         if plan.rows:
             self.planned.append(plan.rows)
+        constrained = {row.sequence_id for row in plan.rows if row.constrained}
+        assert not constrained & self._uncommitted, "a mask would be built before the last id came back"
+        self._uncommitted.update(row.sequence_id for row in plan.rows)
         return plan
+
+    def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> list[int]:
+        self._uncommitted.difference_update(row.sequence_id for row in plan.rows)
+        return super().commit(plan, token_ids, errors)
 
 
 class DelayedCompiler:
