@@ -1,4 +1,7 @@
-"""Which requests' grammars are ready, agreed by all ranks of the first stage: ready on all, failed on any."""
+"""Which requests' grammars are ready, agreed by all ranks of the first stage: ready on all, failed on any.
+
+One rank vets grammars and chooses the form in which they are compiled; the others learn it by the same exchange.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from grammar_sync.prepared import PreparedGrammar
 from tp.group import TensorParallelGroup
 
 
@@ -20,26 +24,47 @@ class GrammarFailure(msgspec.Struct, frozen=True):
     message: str
 
 
+class VettedForm(msgspec.Struct, frozen=True):
+    """What all ranks are to compile for a request."""
+
+    request_id: int
+    prepared: PreparedGrammar
+
+
 class LocalReport(msgspec.Struct, frozen=True):
-    """What one rank knows: the requests whose grammars it has compiled, and those that failed."""
+    """What one rank knows of the requests that wait.
+
+    Attributes:
+        ready: Those whose grammars it has compiled.
+        forms: The digest of the form that it compiled, for each of ``ready``.
+        failed: Those that failed.
+        vetted: Those whose form the others have to be told; only the rank that vets has any.
+    """
 
     ready: tuple[int, ...] = ()
+    forms: tuple[int, ...] = ()
     failed: tuple[GrammarFailure, ...] = ()
+    vetted: tuple[VettedForm, ...] = ()
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What all ranks do in ``step``: the requests that may be scheduled, and those that end."""
+    """What all ranks do in ``step``: the requests that may be scheduled, and those that end.
+
+    ``vetted`` is for the first stage alone: what its ranks have to compile from now on.
+    """
 
     step: int
     ready: tuple[int, ...] = ()
     failed: tuple[GrammarFailure, ...] = ()
+    vetted: tuple[VettedForm, ...] = ()
 
 
 def merge_reports(step: int, reports: Sequence[LocalReport], waiting: Sequence[int]) -> Verdict:
     """Returns the verdict on reports given in rank order.
 
-    A request failed when it failed on any rank, with the message of the lowest such rank; it is ready when it is ready
-    on all ranks and failed on none. Both lists are in the order of ``waiting``; ids that do not wait are ignored.
+    A request failed when it failed on any rank, with the message of the lowest such rank; it is ready when all ranks
+    have compiled the same form of it and it failed on none. Forms are handed on for requests that are neither. All
+    lists are in the order of ``waiting``; ids that do not wait are ignored.
 
     Args:
         step: The step of the verdict.
@@ -47,20 +72,36 @@ def merge_reports(step: int, reports: Sequence[LocalReport], waiting: Sequence[i
         waiting: The requests that wait for a grammar, in order of arrival.
 
     Raises:
-        AgreementError: There is no report.
+        AgreementError: There is no report, or one lacks forms.
     """
     if not reports:
         raise AgreementError(f"merge_reports in step {step}: no report")
     failures: dict[int, GrammarFailure] = {}
-    for report in reports:
+    forms: dict[int, VettedForm] = {}
+    compiled: set[tuple[int, int]] | None = None
+    for rank, report in enumerate(reports):
+        if len(report.forms) != len(report.ready):
+            raise AgreementError(
+                f"merge_reports in step {step}: rank {rank} reported {len(report.ready)} ready requests "
+                f"and {len(report.forms)} forms"
+            )
+        mine = set(zip(report.ready, report.forms, strict=True))
+        compiled = mine if compiled is None else compiled & mine
         for failure in report.failed:
             failures.setdefault(failure.request_id, failure)
-    ready = set(reports[0].ready).intersection(*(report.ready for report in reports[1:]))
+        for form in report.vetted:
+            forms.setdefault(form.request_id, form)
+    ready = {request_id for request_id, _ in compiled or ()}.difference(failures)
     in_order = list(dict.fromkeys(waiting))
     return Verdict(
         step=step,
-        ready=tuple(request_id for request_id in in_order if request_id in ready and request_id not in failures),
+        ready=tuple(request_id for request_id in in_order if request_id in ready),
         failed=tuple(failures[request_id] for request_id in in_order if request_id in failures),
+        vetted=tuple(
+            forms[request_id]
+            for request_id in in_order
+            if request_id in forms and request_id not in ready and request_id not in failures
+        ),
     )
 
 

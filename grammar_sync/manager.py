@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from grammar_sync.agreement import GrammarFailure, LocalReport
+from grammar_sync.agreed_compiler import AgreedCompiler
+from grammar_sync.agreement import LocalReport, VettedForm
 from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
-from grammar_sync.compiler import Failed, GrammarCompiler, Pending, Ready
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.masks import FilledMasks, MaskFiller, PendingMasks, RowFault
 from grammar_sync.reasoning import ReasoningMatcher, ReasoningVocabulary, ThinkingState
@@ -93,7 +93,7 @@ class GrammarManager:
 
     Args:
         vocabulary: The vocabulary of tokens and masks.
-        compiler: Compiles; this manager counts in it who wants what, so nobody else may use it.
+        compiler: Follows each sequence's grammar until it is compiled; nobody else may use it.
         reasoning: How the model thinks; None when no sequence can.
         pool: Runs the mask fills; one of its own when left out.
     """
@@ -101,7 +101,7 @@ class GrammarManager:
     def __init__(
         self,
         vocabulary: GrammarVocabulary,
-        compiler: GrammarCompiler,
+        compiler: AgreedCompiler,
         reasoning: ReasoningVocabulary | None = None,
         pool: FillPool | None = None,
     ) -> None:
@@ -119,8 +119,7 @@ class GrammarManager:
         """
         if sequence_id in self._sequences:
             raise GrammarStateError(f"submit: sequence {sequence_id} is there already")
-        self._compiler.submit(spec)
-        cache_hit = not isinstance(self._compiler.poll(spec), Pending)
+        cache_hit = self._compiler.submit(sequence_id, spec)
         self._sequences[sequence_id] = _Sequence(spec, cache_hit)
 
     def local_report(self, waiting: Sequence[int]) -> LocalReport:
@@ -129,19 +128,23 @@ class GrammarManager:
         Raises:
             GrammarStateError: One was never submitted, or was released.
         """
-        ready: list[int] = []
-        failed: list[GrammarFailure] = []
-        for sequence_id in waiting:
-            sequence, spec = self._submitted(sequence_id, "local_report")
-            match self._compiler.poll(spec):
-                case Ready(compiled, compile_s):
-                    sequence.compiled, sequence.compile_s = compiled, compile_s
-                    ready.append(sequence_id)
-                case Failed(message):
-                    failed.append(GrammarFailure(sequence_id, message))
-                case Pending():
-                    continue
-        return LocalReport(tuple(ready), tuple(failed))
+        known = [self._submitted(sequence_id, "local_report") for sequence_id in waiting]
+        report = self._compiler.report(waiting)
+        for sequence_id, sequence in zip(waiting, known, strict=True):
+            outcome = self._compiler.compiled(sequence_id)
+            if outcome is not None:
+                sequence.compiled, sequence.compile_s = outcome.compiled, outcome.compile_s
+        return report
+
+    def adopt(self, vetted: Sequence[VettedForm]) -> None:
+        """Has the forms compiled that the stage agreed on; every rank of the stage calls it with every verdict.
+
+        Raises:
+            GrammarStateError: A sequence was never submitted, or was released.
+        """
+        for form in vetted:
+            self._submitted(form.request_id, "adopt").compiled = None
+        self._compiler.adopt(vetted)
 
     def think_first(self, sequence_id: int, rules: ThinkingRules) -> None:
         """Has a sequence think before its grammar begins; one that was not submitted has no grammar and starts at once.
@@ -285,7 +288,7 @@ class GrammarManager:
         sequence = self._sequence(sequence_id, "release")
         del self._sequences[sequence_id]
         if sequence.spec is not None:
-            self._compiler.discard(sequence.spec)
+            self._compiler.release(sequence_id)
 
     def statistics(self, sequence_id: int) -> GrammarStatistics:
         """Returns what the sequence's grammar cost so far.
@@ -310,11 +313,11 @@ class GrammarManager:
             raise GrammarStateError(f"{operation}: sequence {sequence_id} is not known")
         return sequence
 
-    def _submitted(self, sequence_id: int, operation: str) -> tuple[_Sequence, GrammarSpec]:
+    def _submitted(self, sequence_id: int, operation: str) -> _Sequence:
         sequence = self._sequence(sequence_id, operation)
         if sequence.spec is None:
             raise GrammarStateError(f"{operation}: sequence {sequence_id} has no grammar")
-        return sequence, sequence.spec
+        return sequence
 
     def _started(self, sequence_id: int, operation: str) -> tuple[_Sequence, Matcher]:
         sequence = self._sequence(sequence_id, operation)

@@ -16,6 +16,7 @@ def relay_verdict(link: StageLink, verdict: Verdict | None) -> Verdict:
     """Returns this step's verdict on every stage.
 
     The first stage sends to the next without waiting; each later stage waits for the previous one and passes it on.
+    What the first stage has to compile stays there: later stages need no more than ids.
     Every rank calls it once in each step that has a verdict. With one stage nothing is sent.
 
     Args:
@@ -38,6 +39,7 @@ def relay_verdict(link: StageLink, verdict: Verdict | None) -> Verdict:
                 f"verdict on {link.name} from stage {link.stage - 1}, step {link.step}: {error}"
             ) from error
     else:
+        verdict = msgspec.structs.replace(verdict, vetted=())
         payload = msgspec.msgpack.encode(verdict)
     if verdict.step != link.step:
         raise RelayError(f"verdict on {link.name} at stage {link.stage}: got step {verdict.step}, expected {link.step}")

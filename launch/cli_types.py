@@ -50,7 +50,26 @@ StartTimeout = Annotated[
     float, typer.Option(min=1, help="Seconds until all ranks must be up.", rich_help_panel=_ENGINE)
 ]
 GrammarTimeout = Annotated[
-    float, typer.Option(min=0.1, help="Seconds a grammar may take to compile.", rich_help_panel=_ENGINE)
+    float, typer.Option(min=0.1, help="Seconds of CPU a grammar may take to compile.", rich_help_panel=_ENGINE)
+]
+GrammarBackendChoice = Annotated[
+    Literal["auto", "xgrammar", "llguidance"],
+    typer.Option(help="Grammar engine; auto = the first that enforces all of a grammar.", rich_help_panel=_ENGINE),
+]
+GrammarMemoryBytes = Annotated[
+    int, typer.Option(min=16 << 20, help="Memory that a grammar's compile may take.", rich_help_panel=_ENGINE)
+]
+GrammarCacheBytes = Annotated[
+    int, typer.Option(min=0, help="Compiled grammars that a first-stage rank keeps.", rich_help_panel=_ENGINE)
+]
+GrammarCacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        help="Folder where it is kept from run to run which grammars can be used.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
 ]
 ReasoningMarker = Annotated[
     str | None,
@@ -146,8 +165,4 @@ Ebnf = Annotated[
 Choice = Annotated[str | None, typer.Option(help="Comma-separated list of outputs.", rich_help_panel=_GRAMMAR)]
 StructuralTag = Annotated[
     str | None, typer.Option(help="Structural tag (tool calls), or a file that holds one.", rich_help_panel=_GRAMMAR)
-]
-GrammarBackendChoice = Annotated[
-    Literal["auto", "xgrammar", "llguidance"],
-    typer.Option(help="Grammar engine; auto = the first that enforces all of a grammar.", rich_help_panel=_ENGINE),
 ]

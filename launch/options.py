@@ -48,7 +48,11 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         max_num_seqs: Sequences that run at once.
         max_batch_tokens: Tokens of one step.
         kv_cache_bytes: KV cache of one rank.
-        grammar_timeout_s: How long a grammar may take to compile.
+        grammar_timeout_s: Seconds of CPU that a grammar may take to compile.
+        grammar_backend: Which grammar engines may be used.
+        grammar_memory_bytes: Memory that a compile may take.
+        grammar_cache_bytes: Compiled grammars that a first-stage rank keeps.
+        grammar_cache_dir: Folder where outcomes of vetting are kept from run to run; None = nowhere.
         reasoning_marker: Text that ends a model's thinking; None = what the model's own files make obvious.
         reasoning_start_marker: Text that begins it; None = what goes with the end marker.
         logit_processors: ``module:name`` of processors that requests may name, beside the installed ones.
@@ -65,6 +69,10 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     grammar_timeout_s: float = 10.0
     reasoning_marker: str | None = None
     reasoning_start_marker: str | None = None
+    grammar_backend: Literal["auto", "xgrammar", "llguidance"] = "auto"
+    grammar_memory_bytes: int = 512 << 20
+    grammar_cache_bytes: int = 512 << 20
+    grammar_cache_dir: Path | None = None
     logit_processors: tuple[str, ...] = ()
     audit: bool = False
 

@@ -11,11 +11,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from grammar_sync.compiler import ThreadedGrammarCompiler
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.reasoning import ReasoningVocabulary
-from grammar_sync.vocabulary import GrammarVocabulary
+from grammar_sync.vetting_service import RunningProcess
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
+from launch.grammar_compiler import GrammarProcessStarter, compiler_of_rank
 from launch.groups import RankGroups
 from launch.options import EngineOptions
 from launch.rank_start import bring_up
@@ -75,10 +75,15 @@ class Rank:
         self._argv = argv
         self._front: subprocess.Popen[bytes] | None = None
         self._socket: LeaderSocket | None = None
+        self._grammar_starter = GrammarProcessStarter(os.environ)
+        self._grammar_process: RunningProcess | None = None
 
     def run(self) -> int:
         """Runs this rank from start to end; returns the exit code."""
         options, environment = self._options, self._environment
+        if environment.rank == 0:
+            # Before this process has threads: afterwards it could no longer be forked.
+            self._grammar_process = self._grammar_starter()
         started = bring_up(options, environment)
         engine, ready = self._build(started.groups, started.device)
         meet(started.store, "loaded", environment, options.start_timeout_s)
@@ -111,7 +116,8 @@ class Rank:
                 leader = self._leader(tokenizer, RequestBuilder(tokenizer, limits, processors, markers), reasoning)
             wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
             pool = FillPool(threads=min(_MAX_FILL_THREADS, torch.get_num_threads()))
-            first_stage = FirstStagePart(vocabulary, _compiler(vocabulary, options, wake), reasoning, pool)
+            compiler = compiler_of_rank(vocabulary, options, self._grammar_process, self._grammar_starter, wake)
+            first_stage = FirstStagePart(vocabulary, compiler, reasoning, pool)
         reader = WeightReader(checkpoint)
         stage = DecoderStage(
             config,
@@ -177,12 +183,6 @@ class Rank:
             self._socket.close()
         dist.destroy_process_group()
         return 0 if self._front is None else self._front.wait(_FRONT_EXIT_S)
-
-
-def _compiler(
-    vocabulary: GrammarVocabulary, options: EngineOptions, wake: Callable[[], None] | None
-) -> ThreadedGrammarCompiler:
-    return ThreadedGrammarCompiler(vocabulary, deadline_s=options.grammar_timeout_s, on_finished=wake)
 
 
 def _share_facts(groups: RankGroups, tokenizer: Tokenizer | None, config_eos: tuple[int, ...]) -> StartFacts:

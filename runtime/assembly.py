@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from grammar_sync.compiler import GrammarCompiler
+from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.manager import GrammarManager
 from grammar_sync.masks import MaskExchange
@@ -50,13 +50,13 @@ class FirstStagePart:
 
     Args:
         vocabulary: What grammars are compiled for.
-        compiler: Compiles them.
+        compiler: Has them vetted and compiled.
         reasoning: How the model thinks; None when it does not.
         pool: Runs the mask fills; one with the defaults when left out.
     """
 
     vocabulary: GrammarVocabulary
-    compiler: GrammarCompiler
+    compiler: AgreedCompiler
     reasoning: ReasoningVocabulary | None = None
     pool: FillPool | None = None
 

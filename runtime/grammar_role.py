@@ -65,6 +65,7 @@ class FirstStageGrammars:
         """Returns the verdict: ready on every rank of the stage, or failed on any."""
         verdict = agree(self._group, step, self._manager.local_report(waiting), waiting)
         relay_verdict(self._link, verdict)
+        self._manager.adopt(verdict.vetted)
         for sequence_id in verdict.ready:
             self._manager.start(sequence_id)
         return verdict

@@ -14,11 +14,15 @@ from typing import Any
 from unittest import mock
 
 import torch
+from grammars import InlineVetter
 
+from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
 from grammar_sync.compiler import CompileOutcome, GrammarCompiler, Pending, ThreadedGrammarCompiler
+from grammar_sync.engines import make_backend
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.manager import GrammarManager
+from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.thinking import ThinkingRules
@@ -222,17 +226,17 @@ class DelayedCompiler:
         self._inner = inner
         self._draw = draw
         self._limit_s = limit_s
-        self._due_s: dict[GrammarSpec, float] = {}
+        self._due_s: dict[PreparedGrammar, float] = {}
 
-    def submit(self, spec: GrammarSpec) -> None:
-        self._due_s.setdefault(spec, time.monotonic() + self._draw.uniform(0, self._limit_s))
-        self._inner.submit(spec)
+    def submit(self, prepared: PreparedGrammar) -> None:
+        self._due_s.setdefault(prepared, time.monotonic() + self._draw.uniform(0, self._limit_s))
+        self._inner.submit(prepared)
 
-    def poll(self, spec: GrammarSpec) -> CompileOutcome:
-        return Pending() if time.monotonic() < self._due_s[spec] else self._inner.poll(spec)
+    def poll(self, prepared: PreparedGrammar) -> CompileOutcome:
+        return Pending() if time.monotonic() < self._due_s[prepared] else self._inner.poll(prepared)
 
-    def discard(self, spec: GrammarSpec) -> None:
-        self._inner.discard(spec)
+    def discard(self, prepared: PreparedGrammar) -> None:
+        self._inner.discard(prepared)
 
     def close(self) -> None:
         self._inner.close()
@@ -358,11 +362,13 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
         if tokenizers:
             vocabulary = grammar_vocabulary(tokenizers[0], config, eos)
             if not compilers or case.compile_delay_s:
-                compilers.append(ThreadedGrammarCompiler(vocabulary))
+                backend = make_backend(vocabulary, "auto")
+                compilers.append(ThreadedGrammarCompiler(backend))
             compiler = DelayedCompiler(compilers[-1], draw, case.compile_delay_s)
             pool = FillPool(deadline_s=case.fill_deadline_s)
+            agreed = AgreedCompiler(compiler, InlineVetter(backend) if rank == 0 else None)
             first_stage = FirstStagePart(
-                vocabulary, compiler, reasoning_of(tokenizers[0], vocabulary, case.markers), pool
+                vocabulary, agreed, reasoning_of(tokenizers[0], vocabulary, case.markers), pool
             )
         scheduler = RecordingScheduler(_limits(case), eos)
         leader = ScriptedLeader(case.jobs) if rank == 0 else None

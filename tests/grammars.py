@@ -11,6 +11,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from grammar_sync.agreed_compiler import AgreedCompiler
+from grammar_sync.backend import GrammarBackend
+from grammar_sync.compiler import GrammarCompiler, ThreadedGrammarCompiler
+from grammar_sync.prepared import CompileError
+from grammar_sync.spec import GrammarSpec
+from grammar_sync.vetting import VettingReport
+from grammar_sync.vetting_messages import Refused, Vetted
 from grammar_sync.vocabulary import GrammarVocabulary
 from runtime.gguf_header import read_gguf_header
 
@@ -57,6 +64,35 @@ def small_vocabulary(vocab_size: int | None = None, stop_token_ids: tuple[int, .
         stop_token_ids=stop_token_ids,
         special_token_ids=frozenset({END, START, THINK}),
     )
+
+
+class InlineVetter:
+    """Vets by preparing alone, in the caller's thread: the first form is taken."""
+
+    def __init__(self, backend: GrammarBackend) -> None:
+        self._backend = backend
+        self._wanted: list[GrammarSpec] = []
+
+    def submit(self, spec: GrammarSpec) -> None:
+        self._wanted.append(spec)
+
+    def poll(self, spec: GrammarSpec) -> VettingReport | None:
+        assert spec in self._wanted
+        try:
+            return VettingReport(Vetted(self._backend.prepare(spec)[0], 0, 0.0, 0.0))
+        except CompileError as error:
+            return VettingReport(Refused("grammar", str(error)))
+
+    def discard(self, spec: GrammarSpec) -> None:
+        self._wanted.remove(spec)
+
+    def close(self) -> None:
+        self._wanted.clear()
+
+
+def local_compiler(backend: GrammarBackend, compiler: GrammarCompiler | None = None) -> AgreedCompiler:
+    """Returns a compiler for a rank that vets without a compile process."""
+    return AgreedCompiler(compiler or ThreadedGrammarCompiler(backend), InlineVetter(backend))
 
 
 def default_model_path() -> Path | None:

@@ -8,9 +8,10 @@ import time
 import msgspec
 import pytest
 import torch
-from grammars import allowed_ids, encode, small_vocabulary
+from grammars import InlineVetter, allowed_ids, encode, local_compiler, small_vocabulary
 from ranks import run_ranks
 
+from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.agreement import Verdict, agree
 from grammar_sync.backend import CompiledGrammar
 from grammar_sync.compiler import ThreadedGrammarCompiler
@@ -39,7 +40,7 @@ def spec_of(**fields: object) -> GrammarSpec:
 
 
 def ready_manager(vocabulary: GrammarVocabulary, specs: list[GrammarSpec]) -> GrammarManager:
-    manager = GrammarManager(vocabulary, ThreadedGrammarCompiler(vocabulary))
+    manager = GrammarManager(vocabulary, local_compiler(XGrammarBackend(vocabulary)))
     waiting = list(range(len(specs)))
     for sequence_id, spec in enumerate(specs):
         manager.submit(sequence_id, spec)
@@ -151,7 +152,8 @@ def verdicts_of_run(groups: RankGroups, rank: int, seed: int) -> list[Verdict]:
     manager = None
     if link.is_first:
         backend = DelayedBackend(vocabulary, rank, seed)
-        manager = GrammarManager(vocabulary, ThreadedGrammarCompiler(vocabulary, max_threads=2, backend=backend))
+        vetter = InlineVetter(backend) if group.rank == 0 else None
+        manager = GrammarManager(vocabulary, AgreedCompiler(ThreadedGrammarCompiler(backend), vetter))
     arrivals = [spec_of(regex="a+"), spec_of(regex="only-here"), spec_of(regex="("), spec_of(json_object=True)]
     waiting: list[int] = []
     verdicts: list[Verdict] = []
@@ -166,7 +168,10 @@ def verdicts_of_run(groups: RankGroups, rank: int, seed: int) -> list[Verdict]:
             waiting.append(step)
         if rank == 3 and step == 3:
             time.sleep(0.1)
-        agreed = agree(group, step, manager.local_report(waiting), waiting) if manager is not None else None
+        agreed = None
+        if manager is not None:
+            agreed = agree(group, step, manager.local_report(waiting), waiting)
+            manager.adopt(agreed.vetted)
         verdict = relay_verdict(link, agreed)
         verdicts.append(verdict)
         done = {*verdict.ready, *(failure.request_id for failure in verdict.failed)}

@@ -38,7 +38,7 @@ def agree_rank(rank: int, world_size: int) -> list[Verdict]:
     for step in (1, 2, 3):
         begin(groups, step)
         failed = tuple(GrammarFailure(request_id, f"rank {rank}") for request_id in FAILED[rank])
-        report = LocalReport(tuple(READY[rank]), failed) if step != 2 else LocalReport()
+        report = LocalReport(tuple(READY[rank]), tuple(READY[rank]), failed) if step != 2 else LocalReport()
         verdicts.append(agree(groups.tensor_parallel, step, report, waiting=[6, 2, 1, 0, 5]))
     return verdicts
 
@@ -58,7 +58,7 @@ def out_of_step_rank(rank: int, world_size: int) -> str:
     groups = build_groups(world_size, 1, timeout_s=TIMEOUT_S)
     step = 7 if rank == world_size - 1 else 8
     begin(groups, step)
-    return error_of(lambda: agree(groups.tensor_parallel, step, LocalReport((1,)), waiting=[1]))
+    return error_of(lambda: agree(groups.tensor_parallel, step, LocalReport((1,), (1,)), waiting=[1]))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

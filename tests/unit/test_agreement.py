@@ -15,7 +15,9 @@ from tp.group import TensorParallelGroup
 
 
 def report(ready: Sequence[int] = (), failed: Sequence[int] = (), rank: int = 0) -> LocalReport:
-    return LocalReport(tuple(ready), tuple(GrammarFailure(request_id, f"rank {rank}") for request_id in failed))
+    """Returns a report of a rank that compiled the same form as all others, its digest being the request's id."""
+    failures = tuple(GrammarFailure(request_id, f"rank {rank}") for request_id in failed)
+    return LocalReport(tuple(ready), tuple(ready), failures)
 
 
 def failed_ids(verdict: Verdict) -> list[int]:
@@ -75,7 +77,10 @@ def test_set_algebra(sets: list[tuple[list[int], list[int]]], waiting: list[int]
     assert set(failed_ids(verdict)) == failed
     for listed in (list(verdict.ready), failed_ids(verdict)):
         assert listed == sorted(listed, key=waiting.index)
-    shuffled = [LocalReport(tuple(reversed(one.ready)), tuple(reversed(one.failed))) for one in reports]
+    shuffled = [
+        LocalReport(tuple(reversed(one.ready)), tuple(reversed(one.forms)), tuple(reversed(one.failed)))
+        for one in reports
+    ]
     assert merge_reports(2, shuffled, waiting) == verdict
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(verdict), type=Verdict) == verdict
 

@@ -17,7 +17,7 @@ from grammar_sync.backend import Matcher, compile_spec
 from grammar_sync.compiler import CompileOutcome, CompilerError, Failed, Pending, Ready, ThreadedGrammarCompiler
 from grammar_sync.masks import MaskFiller
 from grammar_sync.prepared import CompileError, PreparedGrammar
-from grammar_sync.spec import GrammarSpec, parse_grammar
+from grammar_sync.spec import GrammarOptions, GrammarSpec, parse_grammar
 from grammar_sync.xgrammar_backend import XGrammarBackend, one_line
 
 VOCABULARY = small_vocabulary()
@@ -65,8 +65,8 @@ class FakeBackend:
                 self.running -= 1
 
 
-def regex(source: str) -> GrammarSpec:
-    return GrammarSpec("regex", source)
+def regex(source: str) -> PreparedGrammar:
+    return PreparedGrammar("xgrammar", "regex", source, GrammarOptions())
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -76,7 +76,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def settled(compiler: ThreadedGrammarCompiler, spec: GrammarSpec) -> CompileOutcome:
+def settled(compiler: ThreadedGrammarCompiler, spec: PreparedGrammar) -> CompileOutcome:
     until(lambda: not isinstance(compiler.poll(spec), Pending))
     return compiler.poll(spec)
 
@@ -89,7 +89,7 @@ def held() -> Iterator[FakeBackend]:
 
 
 def test_submit_and_poll_do_not_wait(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, backend=held)
+    compiler = ThreadedGrammarCompiler(held)
     start = time.monotonic()
     compiler.submit(regex("a"))
     assert isinstance(compiler.poll(regex("a")), Pending)
@@ -101,7 +101,7 @@ def test_submit_and_poll_do_not_wait(held: FakeBackend) -> None:
 
 
 def test_one_compile_for_all_who_want_it(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=4, backend=held)
+    compiler = ThreadedGrammarCompiler(held, max_threads=4)
     for _ in range(5):
         compiler.submit(regex("a"))
     held.gate.set()
@@ -112,7 +112,7 @@ def test_one_compile_for_all_who_want_it(held: FakeBackend) -> None:
 
 
 def test_at_most_max_threads_compile_at_once(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=2, backend=held)
+    compiler = ThreadedGrammarCompiler(held, max_threads=2)
     specs = [regex(f"a{i}") for i in range(6)]
     for spec in specs:
         compiler.submit(spec)
@@ -126,7 +126,7 @@ def test_at_most_max_threads_compile_at_once(held: FakeBackend) -> None:
 
 def test_failures_are_kept_and_touch_nobody_else() -> None:
     backend = FakeBackend()
-    compiler = ThreadedGrammarCompiler(VOCABULARY, backend=backend)
+    compiler = ThreadedGrammarCompiler(backend)
     for source in ("bad", "good", "bad"):
         compiler.submit(regex(source))
     assert settled(compiler, regex("bad")) == Failed("no such grammar: bad")
@@ -141,7 +141,7 @@ def test_failures_are_kept_and_touch_nobody_else() -> None:
 def test_an_error_nobody_expected_fails_that_grammar_and_the_next_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     uncaught: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda hooked: uncaught.append(hooked.exc_type))
-    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=1, backend=FakeBackend())
+    compiler = ThreadedGrammarCompiler(FakeBackend(), max_threads=1)
     compiler.submit(regex("broken"))
     compiler.submit(regex("good"))
     assert settled(compiler, regex("broken")) == Failed("internal error of the grammar compiler")
@@ -150,7 +150,7 @@ def test_an_error_nobody_expected_fails_that_grammar_and_the_next_one_compiles(m
 
 
 def test_what_nobody_wants_any_more_is_not_compiled(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=1, backend=held)
+    compiler = ThreadedGrammarCompiler(held, max_threads=1)
     for source in ("first", "left", "shared", "shared"):
         compiler.submit(regex(source))
     compiler.discard(regex("left"))
@@ -161,7 +161,7 @@ def test_what_nobody_wants_any_more_is_not_compiled(held: FakeBackend) -> None:
 
 
 def test_a_compile_that_runs_when_it_is_discarded_is_kept(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, backend=held)
+    compiler = ThreadedGrammarCompiler(held)
     compiler.submit(regex("a"))
     until(lambda: held.running == 1)
     compiler.discard(regex("a"))
@@ -174,7 +174,7 @@ def test_a_compile_that_runs_when_it_is_discarded_is_kept(held: FakeBackend) -> 
 
 def test_the_cache_is_bounded_and_drops_the_least_recently_wanted() -> None:
     backend = FakeBackend()
-    compiler = ThreadedGrammarCompiler(VOCABULARY, cache_limit_bytes=5000, backend=backend)
+    compiler = ThreadedGrammarCompiler(backend, cache_limit_bytes=5000)
     for number in range(200):
         spec = regex(f"a{number}")
         compiler.submit(spec)
@@ -190,7 +190,7 @@ def test_the_cache_is_bounded_and_drops_the_least_recently_wanted() -> None:
 
 
 def test_failures_count_in_the_cache_too() -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, cache_limit_bytes=3000, backend=FakeBackend())
+    compiler = ThreadedGrammarCompiler(FakeBackend(), cache_limit_bytes=3000)
     for number in range(50):
         spec = regex(f"bad{number}")
         compiler.submit(spec)
@@ -200,7 +200,7 @@ def test_failures_count_in_the_cache_too() -> None:
 
 
 def test_a_grammar_that_is_wanted_is_never_dropped() -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, cache_limit_bytes=0, backend=FakeBackend())
+    compiler = ThreadedGrammarCompiler(FakeBackend(), cache_limit_bytes=0)
     for source in ("a", "b"):
         compiler.submit(regex(source))
         assert isinstance(settled(compiler, regex(source)), Ready)
@@ -212,7 +212,7 @@ def test_a_grammar_that_is_wanted_is_never_dropped() -> None:
 
 def test_someone_who_waits_is_woken_until_close(held: FakeBackend) -> None:
     woken = threading.Semaphore(0)
-    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=1, backend=held, on_finished=woken.release)
+    compiler = ThreadedGrammarCompiler(held, max_threads=1, on_finished=woken.release)
     for source in ("a", "bad", "c"):
         compiler.submit(regex(source))
     held.gate.set()
@@ -227,7 +227,7 @@ def test_someone_who_waits_is_woken_until_close(held: FakeBackend) -> None:
 
 
 def test_close_drops_what_waits_and_takes_no_more(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=1, backend=held)
+    compiler = ThreadedGrammarCompiler(held, max_threads=1)
     compiler.submit(regex("runs"))
     until(lambda: held.running == 1)
     compiler.submit(regex("waits"))
@@ -244,19 +244,16 @@ def test_a_compile_that_runs_does_not_keep_the_process() -> None:
     root = Path(__file__).resolve().parents[2]
     code = """
 import threading
-from grammars import small_vocabulary
 from grammar_sync.compiler import ThreadedGrammarCompiler
 from grammar_sync.prepared import PreparedGrammar
-from grammar_sync.spec import GrammarSpec
+from grammar_sync.spec import GrammarOptions
 class Endless:
-    def prepare(self, spec):
-        return (PreparedGrammar("xgrammar", "regex", spec.source, spec.options),)
     def compile(self, prepared):
         running.set()
         threading.Event().wait(300)
 running = threading.Event()
-compiler = ThreadedGrammarCompiler(small_vocabulary(), backend=Endless())
-compiler.submit(GrammarSpec("regex", "a"))
+compiler = ThreadedGrammarCompiler(Endless())
+compiler.submit(PreparedGrammar("xgrammar", "regex", "a", GrammarOptions()))
 assert running.wait(60)
 compiler.close()
 """
@@ -266,13 +263,13 @@ compiler.close()
 
 
 def test_misuse_is_an_error() -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, backend=FakeBackend())
+    compiler = ThreadedGrammarCompiler(FakeBackend())
     with pytest.raises(CompilerError, match="poll"):
         compiler.poll(regex("a"))
     with pytest.raises(CompilerError, match="discard"):
         compiler.discard(regex("a"))
     with pytest.raises(CompilerError, match="max_threads is 0"):
-        ThreadedGrammarCompiler(VOCABULARY, 0, backend=FakeBackend())
+        ThreadedGrammarCompiler(FakeBackend(), 0)
 
 
 BAD_GRAMMARS = [
@@ -316,8 +313,8 @@ def test_a_bad_grammar_is_told_in_one_line(backend: XGrammarBackend, fields: dic
 
 
 def test_compiles_side_by_side_are_as_good_as_one_by_one(backend: XGrammarBackend) -> None:
-    specs = [GrammarSpec("regex", f"({i}|[a-z]{{1,{i}}})+x") for i in range(1, 40)]
-    compiler = ThreadedGrammarCompiler(VOCABULARY, max_threads=8, backend=backend)
+    specs = [regex(f"({i}|[a-z]{{1,{i}}})+x") for i in range(1, 40)]
+    compiler = ThreadedGrammarCompiler(backend, max_threads=8)
     for spec in specs:
         compiler.submit(spec)
     filler = MaskFiller(VOCABULARY)
@@ -325,7 +322,7 @@ def test_compiles_side_by_side_are_as_good_as_one_by_one(backend: XGrammarBacken
         outcome = settled(compiler, spec)
         assert isinstance(outcome, Ready)
         beside = filler.fill([outcome.compiled.new_matcher()]).words
-        alone = filler.fill([compile_spec(backend, spec)[1].new_matcher()]).words
+        alone = filler.fill([backend.compile(spec).new_matcher()]).words
         assert beside.tolist() == alone.tolist()
 
 
@@ -344,44 +341,3 @@ def test_a_choice_is_exactly_its_texts(backend: XGrammarBackend, text: str) -> N
         assert matcher.accept(token_id)
     masks = MaskFiller(VOCABULARY).fill([matcher]).words
     assert allowed_ids(masks[0]) == [END]
-
-
-def test_a_late_compile_fails_and_its_place_goes_to_the_next(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, 1, deadline_s=0.05, backend=held)
-    compiler.submit(regex("slow"))
-    compiler.submit(regex("queued"))
-    until(lambda: isinstance(compiler.poll(regex("slow")), Failed))
-    assert compiler.poll(regex("slow")) == Failed("it was not compiled in 0.05 s")
-    until(lambda: held.running == 2)
-    assert held.compiled == ["slow", "queued"], "only compiling counts, not waiting for a thread"
-    held.gate.set()
-    until(lambda: isinstance(compiler.poll(regex("slow")), Ready))
-    compiler.submit(regex("slow"))
-    assert isinstance(compiler.poll(regex("slow")), Ready), "a time-out is not kept"
-    until(lambda: held.running == 0)
-    assert compiler._running == compiler._abandoned == 0
-
-
-def test_time_in_the_queue_does_not_count(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, 1, deadline_s=0.2, backend=held)
-    compiler.submit(regex("first"))
-    compiler.submit(regex("second"))
-    until(lambda: held.running == 1)
-    time.sleep(0.1)
-    held.gate.set()
-    assert isinstance(settled(compiler, regex("second")), Ready)
-
-
-def test_late_compiles_never_take_more_threads_than_a_bound(held: FakeBackend) -> None:
-    compiler = ThreadedGrammarCompiler(VOCABULARY, 1, deadline_s=0.01, backend=held)
-    specs = [regex(f"slow{number}") for number in range(10)]
-    for spec in specs:
-        compiler.submit(spec)
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
-        for spec in specs:
-            compiler.poll(spec)
-    assert held.most_running == 5
-    held.gate.set()
-    assert all(isinstance(settled(compiler, spec), Ready | Failed) for spec in specs)
-    until(lambda: held.running == 0)

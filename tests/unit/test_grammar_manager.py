@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from grammars import END, allowed_ids, encode, small_vocabulary
+from grammars import END, allowed_ids, encode, local_compiler, small_vocabulary
 
 from grammar_sync.agreement import GrammarFailure, LocalReport
 from grammar_sync.backend import GrammarBackend
@@ -42,18 +42,18 @@ class DelayedCompiler:
         self._compiler = compiler
         self._polls = dict(polls)
 
-    def submit(self, spec: GrammarSpec) -> None:
-        self._compiler.submit(spec)
+    def submit(self, prepared: PreparedGrammar) -> None:
+        self._compiler.submit(prepared)
 
-    def poll(self, spec: GrammarSpec) -> CompileOutcome:
-        left = self._polls.get(spec.source, 0)
+    def poll(self, prepared: PreparedGrammar) -> CompileOutcome:
+        left = self._polls.get(prepared.source, 0)
         if left:
-            self._polls[spec.source] = left - 1
+            self._polls[prepared.source] = left - 1
             return Pending()
-        return self._compiler.poll(spec)
+        return self._compiler.poll(prepared)
 
-    def discard(self, spec: GrammarSpec) -> None:
-        self._compiler.discard(spec)
+    def discard(self, prepared: PreparedGrammar) -> None:
+        self._compiler.discard(prepared)
 
     def close(self) -> None:
         self._compiler.close()
@@ -88,7 +88,7 @@ def backend(xgrammar_backend: XGrammarBackend) -> CountingBackend:
 
 @pytest.fixture
 def manager(backend: CountingBackend) -> Iterator[GrammarManager]:
-    made = GrammarManager(VOCABULARY, ThreadedGrammarCompiler(VOCABULARY, backend=backend))
+    made = GrammarManager(VOCABULARY, local_compiler(backend))
     yield made
     made.close()
 
@@ -107,7 +107,7 @@ def test_many_sequences_of_one_grammar_share_a_compile(manager: GrammarManager, 
     spec = spec_of(json_schema={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     for sequence_id in (3, 4, 5):
         manager.submit(sequence_id, spec)
-    assert reported(manager, [3, 4, 5]) == LocalReport((3, 4, 5))
+    assert reported(manager, [3, 4, 5]).ready == (3, 4, 5)
     for sequence_id in (3, 4, 5):
         manager.start(sequence_id)
     for token_id in encode('{"a": '):
@@ -146,14 +146,15 @@ def test_a_failure_is_one_sequence_s_own(manager: GrammarManager) -> None:
 
 
 def test_a_slow_compile_delays_nobody_else(backend: CountingBackend) -> None:
-    compiler = DelayedCompiler(ThreadedGrammarCompiler(VOCABULARY, backend=backend), {"slow": 60, "(": 30})
-    manager = GrammarManager(VOCABULARY, compiler)
+    compiler = DelayedCompiler(ThreadedGrammarCompiler(backend), {"slow": 60, "(": 30})
+    manager = GrammarManager(VOCABULARY, local_compiler(backend, compiler))
     manager.submit(1, spec_of(regex="slow"))
     manager.submit(2, spec_of(regex="quick"))
     manager.submit(3, spec_of(regex="("))
     assert reported(manager, [2]).ready == (2,)
     start = time.monotonic()
-    assert manager.local_report([1, 3]) == LocalReport()
+    report = manager.local_report([1, 3])
+    assert (report.ready, report.failed) == ((), ())
     assert time.monotonic() - start < 1.0
     final = reported(manager, [1, 2, 3])
     assert final.ready == (1, 2)
@@ -237,6 +238,6 @@ def test_calls_out_of_order_are_errors(manager: GrammarManager) -> None:
         masks_of(manager, [1])
     with pytest.raises(GrammarStateError, match="accept: sequence 2 is not known"):
         manager.accept(2, 5)
-    assert reported(manager, [1]) == LocalReport((1,), ())
+    assert reported(manager, [1]).ready == (1,)
     assert manager.local_report([]) == LocalReport()
     assert GrammarFailure(1, "x").request_id == 1

@@ -1,0 +1,70 @@
+"""A first-stage rank's grammar compiler, and on the first rank the compile process that vets for all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from grammar_sync.agreed_compiler import AgreedCompiler
+from grammar_sync.compiler import ThreadedGrammarCompiler
+from grammar_sync.engines import MAKE_BACKEND, make_backend
+from grammar_sync.vetting_messages import Setup, VettingLimits
+from grammar_sync.vetting_service import RunningProcess, VettingService
+from grammar_sync.vocabulary import GrammarVocabulary
+from launch.environment import with_import_path, without_rank_variables
+from launch.grammar_process import run_compile_process
+from launch.options import EngineOptions
+
+
+class GrammarProcessStarter:
+    """Starts compile processes for this process, one after the other if need be.
+
+    A process with a single thread forks: the engines are loaded already, and the child has them at once. A process that
+    has threads, whose locks a fork might find taken, executes Python anew, which takes seconds of CPU.
+
+    Args:
+        environ: The environment of a process that is executed.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = {**with_import_path(without_rank_variables(environ)), "OMP_NUM_THREADS": "1"}
+
+    def __call__(self) -> RunningProcess:
+        """Starts a compile process.
+
+        Raises:
+            OSError: The system has no room for it.
+        """
+        ours, theirs = socket.socketpair()
+        parent_pid = os.getpid()
+        if len(list(Path("/proc/self/task").iterdir())) == 1:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                run_compile_process(theirs, parent_pid)
+        else:
+            command = [sys.executable, "-m", "launch.grammar_process", str(theirs.fileno()), str(parent_pid)]
+            os.set_inheritable(theirs.fileno(), True)
+            pid = os.posix_spawn(sys.executable, command, self._environ)
+        theirs.close()
+        return RunningProcess(pid, ours)
+
+
+def compiler_of_rank(
+    vocabulary: GrammarVocabulary,
+    options: EngineOptions,
+    process: RunningProcess | None,
+    start: Callable[[], RunningProcess],
+    on_finished: Callable[[], None] | None,
+) -> AgreedCompiler:
+    """Returns what has a first-stage rank's grammars compiled; with a compile process it vets for its stage too."""
+    backend = make_backend(vocabulary, options.grammar_backend)
+    compiler = ThreadedGrammarCompiler(backend, cache_limit_bytes=options.grammar_cache_bytes, on_finished=on_finished)
+    if process is None:
+        return AgreedCompiler(compiler)
+    limits = VettingLimits(deadline_s=options.grammar_timeout_s, memory_bytes=options.grammar_memory_bytes)
+    setup = Setup(vocabulary, MAKE_BACKEND, options.grammar_backend, limits)
+    return AgreedCompiler(compiler, VettingService(setup, process, start, on_finished=on_finished))
