@@ -11,6 +11,7 @@ from pathlib import Path
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.compiler import ThreadedGrammarCompiler
 from grammar_sync.engines import MAKE_BACKEND, make_backend
+from grammar_sync.outcome_store import FolderStore
 from grammar_sync.vetting_messages import Setup, VettingLimits
 from grammar_sync.vetting_service import RunningProcess, VettingService
 from grammar_sync.vocabulary import GrammarVocabulary
@@ -67,4 +68,6 @@ def compiler_of_rank(
         return AgreedCompiler(compiler)
     limits = VettingLimits(deadline_s=options.grammar_timeout_s, memory_bytes=options.grammar_memory_bytes)
     setup = Setup(vocabulary, MAKE_BACKEND, options.grammar_backend, limits)
-    return AgreedCompiler(compiler, VettingService(setup, process, start, on_finished=on_finished))
+    folder = options.grammar_cache_dir
+    store = None if folder is None else FolderStore(folder, setup)
+    return AgreedCompiler(compiler, VettingService(setup, process, start, on_finished=on_finished, store=store))

@@ -36,7 +36,7 @@ class AnyToken:
 
     def fill(self, words: torch.Tensor) -> None:
         if self._source == "slow mask":
-            burn(0.3)
+            burn(0.15)
         elif self._source == "endless mask":
             burn(3600)
         elif self._source == "dead end" and self._taken:
