@@ -13,7 +13,7 @@ import msgspec
 from grammar_sync.regular_chars import ALL, CharSet, RegularError, char_set
 
 MAX_STATES: Final = 20_000
-MAX_WORK: Final = 1_200_000  # set elements or transitions handled; about a second of CPU time
+MAX_WORK: Final = 800_000  # set elements or transitions handled; less than a second of CPU time
 
 
 class Budget:

@@ -166,6 +166,11 @@ def has_assertions(node: Node) -> bool:
     return any(isinstance(found, Start | End | Look) for found in walk(node))
 
 
+def repeats_groups(node: Node) -> bool:
+    """Returns whether the tree repeats anything but a single character."""
+    return any(isinstance(found, Repeat) and not isinstance(found.body, Chars) for found in walk(node))
+
+
 def length_bounds(node: Node) -> tuple[int, int | None]:
     """Returns the fewest and the most characters the node matches (None: no bound); assertions count as empty."""
     if isinstance(node, Chars):

@@ -147,6 +147,11 @@ def test_common_patterns_stay_short() -> None:
     assert strings(0, 24).to_regex(json_encoded=True) == (
         r'(?:[^\u0000-\u001f"\\]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f])){0,24}'
     )
+    # Rules of a small automaton where groups repeat, one expression elsewhere.
+    assert pattern("^[a-z]+(-[a-z]+)*$").to_ebnf("key").splitlines() == [
+        "key ::= [a-z] key_2",
+        'key_2 ::= "-" key | [a-z] key_2 | ""',
+    ]
     assert pattern("^abbb?$").to_ebnf("key") == 'key ::= "a" "b"{2,3}'
 
 
