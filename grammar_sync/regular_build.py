@@ -209,7 +209,7 @@ class _Subsets:
             for letter in range(len(self.alphabet.classes))
         ]
         reached: list[set[_Path]] = [set() for _ in following]
-        work = 0
+        work = len(following) * len(behind)
         for state, obligations in paths:
             letters, target = self.letters.get(state, ((), -1))
             for letter in letters:
@@ -217,7 +217,7 @@ class _Subsets:
                 if kept is None:
                     continue
                 closure = self._closure(target, following[letter], at_start=False)
-                work += len(closure) * (1 + len(kept)) + 2 * len(obligations)
+                work += len(closure) * (1 + 2 * len(kept)) + 4 * len(obligations)
                 if kept:
                     reached[letter].update((inner, spawned | kept) for inner, spawned in closure)
                 else:
