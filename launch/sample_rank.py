@@ -30,7 +30,7 @@ _NAMES = {
     "min_new_tokens": "min_tokens",
 }
 _OWN = ("prompt", "output", "stop_ids", "allowed", "choice")
-_ROWS_AT_ONCE = 64
+_DRAWN_AT_ONCE = 1 << 20
 _UNLIMITED_TOKENS = 1 << 31
 
 
@@ -150,11 +150,16 @@ class SampleRank:
         output = sampler.sample(logits.clone(), batch, [position], mask)
         token = int(output.token_ids[0])
         counts: Counter[int] = Counter()
-        for first in range(0, self._command.draws if token >= 0 else 0, _ROWS_AT_ONCE):
-            positions = range(first, min(first + _ROWS_AT_ONCE, self._command.draws))
-            rows = SamplingBatchInfo.from_rows([_at_any_position(step.row)] * len(positions), device=device)
-            words = None if mask is None else mask.repeat(len(positions), 1)
-            drawn = sampler.sample(logits.repeat(len(positions), 1), rows, list(positions), words)
+        draws = self._command.draws if token >= 0 else 0
+        # As many rows as logits fit; the same number on every rank.
+        step_rows = min(draws, max(1, _DRAWN_AT_ONCE // blocks.padded_size))
+        rows = SamplingBatchInfo.from_rows([_at_any_position(step.row)] * step_rows, device=device)
+        for first in range(0, draws, max(step_rows, 1)):
+            positions = range(first, min(first + step_rows, draws))
+            if len(positions) < rows.row_count:
+                rows.filter(range(len(positions)))
+            words = None if mask is None else mask.expand(len(positions), -1)
+            drawn = sampler.sample(logits.repeat(len(positions), 1), rows, positions, words)
             counts.update(drawn.token_ids.tolist())
         return SampleRecord(
             id=step.line_id,

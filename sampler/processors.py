@@ -30,7 +30,7 @@ class ProcessorLoadError(ValueError):
 
 
 class ProcessorDisagreementError(RuntimeError):
-    """The ranks asked a processor's rows for different values: the rows of that processor end."""
+    """The ranks asked a processor's rows for different values: these rows end."""
 
 
 class ProcessorRows(Protocol):
@@ -282,9 +282,19 @@ class ProcessorRunner:
                 if stage < len(calls):
                     rows_of.setdefault(calls[stage].name, []).append(row)
             for name in sorted(rows_of):
-                if not self._run(name, stage, rows_of[name], logits, batch):
-                    failed.update(rows_of[name])
+                failed.update(self._failing(name, stage, rows_of[name], logits, batch))
         return sorted(failed)
+
+    def _failing(
+        self, name: str, stage: int, rows: list[int], logits: torch.Tensor, batch: SamplingBatchInfo
+    ) -> list[int]:
+        """Runs one processor on its rows, and where it fails on each alone; returns the rows in which it failed.
+
+        Where ranks compare notes they all know of a failure and go row by row together.
+        """
+        if self._run(name, stage, rows, logits, batch):
+            return []
+        return rows if len(rows) == 1 else [row for row in rows if not self._run(name, stage, [row], logits, batch)]
 
     def _run(self, name: str, stage: int, rows: list[int], logits: torch.Tensor, batch: SamplingBatchInfo) -> bool:
         """Runs one processor on a copy of its rows; returns whether it went well here, and then keeps the result."""

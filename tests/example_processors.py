@@ -92,6 +92,24 @@ class Faulty:
             rows.logits.fill_(100.0)
 
 
+class FaultyRow:
+    """Lowers the logits of even ids, and fails when a row's arguments say so."""
+
+    def __init__(self, *, needs_row_values: bool) -> None:
+        self.needs_row_values = needs_row_values
+
+    def check(self, args: Mapping[str, Any]) -> None:
+        """Takes anything."""
+
+    def process(self, rows: ProcessorRows) -> None:
+        for row, args in zip(rows.logits, rows.args, strict=True):
+            row[::2] -= 3.0
+            if args["bad"] and rows.slice_start == 0:
+                raise ValueError("this row")
+        if self.needs_row_values:
+            rows.logits.sub_(rows.max().unsqueeze(1))
+
+
 no_repeat = NoRepeat
 top_n_sigma = TopNSigma()
 not_a_processor = "text"

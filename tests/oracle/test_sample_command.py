@@ -51,30 +51,44 @@ def test_case_file(tmp_path: Path, tp: int) -> None:
             assert record["token"] == expect["token"]
 
 
-def test_counts_follow_the_probabilities(tmp_path: Path) -> None:
-    steps = [
-        {"id": "plain", "logits": [0.5, 1.0, 1.5, 2.0], "params": {"seed": 5}},
-        {"id": "cut", "logits": [0.5, 1.0, 1.5, 2.0, 2.5], "params": {"top_k": 3, "temperature": 2.0, "seed": 6}},
-        {"id": "masked", "logits": [0.5, 1.0, 1.5], "params": {"allowed": [0, 2]}},
-        {"id": "not yet", "logits": [9.0, 1.0, 1.5], "params": {"stop_ids": [0], "min_new_tokens": 2, "output": [1]}},
-        {"id": "enough", "logits": [9.0, 1.0, 1.5], "params": {"stop_ids": [0], "min_new_tokens": 1, "output": [1]}},
-    ]
-    for record in sample(steps, tmp_path, "--draws", str(DRAWS)):
-        counts = [record["counts"].get(str(token_id), 0) for token_id in record["support"]]
-        assert sum(counts) == DRAWS, "an id outside the support was drawn"
-        if len(counts) > 1:
-            assert stats.chisquare(counts, [p * DRAWS for p in record["probs"]]).pvalue > 1e-4
-        if record["id"] in ("not yet", "enough"):
-            assert (0 in record["support"]) == (record["id"] == "enough")
+STEPS: dict[str, dict[str, Any]] = {
+    "plain": {"logits": [0.5, 1.0, 1.5, 2.0], "params": {"seed": 5}},
+    "cut": {"logits": [0.5, 1.0, 1.5, 2.0, 2.5], "params": {"top_k": 3, "temperature": 2.0, "seed": 6}},
+    "masked": {"logits": [0.5, 1.0, 1.5], "params": {"allowed": [0, 2]}},
+    "not yet": {"logits": [9.0, 1.0, 1.5], "params": {"stop_ids": [0], "min_new_tokens": 2, "output": [1]}},
+    "enough": {"logits": [9.0, 1.0, 1.5], "params": {"stop_ids": [0], "min_new_tokens": 1, "output": [1]}},
+    "nan": {"logits": ["nan", 2]},
+    "banned": {"logits": ["-inf", "-inf"]},
+}
 
 
-def test_non_finite_logits_and_bad_lines(tmp_path: Path) -> None:
-    steps = [{"id": "nan", "logits": ["nan", 2]}, {"id": "banned", "logits": ["-inf", "-inf"]}]
-    lines = [*steps, *({"id": name, **fields} for name, (fields, _) in BAD.items()), [1]]
-    records = {record["id"]: record for record in sample(lines, tmp_path)}
-    assert [records[name]["status"] for name in ("nan", "banned")] == ["INVALID", "INVALID"]
-    assert records["nan"]["token"] is None
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Returns what one run makes of good steps, of rows without a token, and of lines that are no step."""
+    fields = STEPS | {name: line for name, (line, _) in BAD.items()}
+    lines = [*({"id": name, **line} for name, line in fields.items()), [1]]
+    drawn = sample(lines, tmp_path_factory.mktemp("steps"), "--draws", str(DRAWS))
+    assert [record["id"] for record in drawn] == [*fields, f"line-{len(lines)}"]
+    return {record["id"]: record for record in drawn}
+
+
+@pytest.mark.parametrize("name", ["plain", "cut", "masked", "not yet", "enough"])
+def test_counts_follow_the_probabilities(name: str, records: dict[str, dict[str, Any]]) -> None:
+    record = records[name]
+    counts = [record["counts"].get(str(token_id), 0) for token_id in record["support"]]
+    assert sum(counts) == DRAWS, "an id outside the support was drawn"
+    if len(counts) > 1:
+        assert stats.chisquare(counts, [p * DRAWS for p in record["probs"]]).pvalue > 1e-4
+    if name in ("not yet", "enough"):
+        assert (0 in record["support"]) == (name == "enough")
+
+
+def test_non_finite_logits_and_bad_lines(records: dict[str, dict[str, Any]]) -> None:
+    for name in ("nan", "banned"):
+        assert records[name]["status"] == "INVALID"
+        assert records[name]["token"] is None
+        assert records[name]["counts"] == {}
     for name, (_, named) in BAD.items():
         assert records[name]["status"] == "ERROR"
         assert named in records[name]["error"]
-    assert records[f"line-{len(lines)}"]["status"] == "ERROR"
+    assert list(records.values())[-1]["status"] == "ERROR"

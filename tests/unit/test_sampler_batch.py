@@ -104,9 +104,21 @@ def _assert_same(batch: SamplingBatchInfo, rebuilt: SamplingBatchInfo) -> None:
     assert batch.output_ids == rebuilt.output_ids
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_history_equals_rebuilding(data: st.DataObject) -> None:
+    _follow(data)
+
+
+@pytest.mark.sweep
+@settings(max_examples=1000, deadline=None)
+@given(st.data())
+def test_any_of_many_histories_equals_rebuilding(data: st.DataObject) -> None:
+    _follow(data)
+
+
+def _follow(data: st.DataObject) -> None:
+    """Takes a batch through a random history and compares it with one built anew after each step of it."""
     mirror = _Mirror(data.draw(st.lists(_row, max_size=4)))
     for _ in range(data.draw(st.integers(1, 6))):
         match data.draw(st.sampled_from(["append", "filter", "merge"])):

@@ -8,7 +8,7 @@ from typing import Any
 import example_processors
 import pytest
 import torch
-from example_processors import Faulty, NoRepeat, Normalised, TopNSigma
+from example_processors import Faulty, FaultyRow, NoRepeat, Normalised, TopNSigma
 from simulated_ranks import SimulatedRank, SlicedSampler, mask_of, run_simulated
 
 from sampler.batch import SamplingBatchInfo
@@ -24,6 +24,8 @@ _REGISTRY = ProcessorRegistry(
         "normalised": Normalised(),
         "faulty": Faulty(),
         "faulty_asking": Faulty(needs_row_values=True),
+        "faulty_row": FaultyRow(needs_row_values=False),
+        "faulty_row_asking": FaultyRow(needs_row_values=True),
     }
 )
 
@@ -120,6 +122,19 @@ def test_a_fault_ends_the_rows_of_its_processor_alone(
     assert output.token_ids[[0, 2, 4]].tolist() == expected.token_ids.tolist()
     assert output.fault_ranks.tolist() == [-1, 0, -1, 0, -1]
     assert any(name in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("name", ["faulty_row", "faulty_row_asking"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_fault_over_one_row_spares_the_others_of_the_processor(name: str, size: int) -> None:
+    rows = [_row((name, {"bad": place in (1, 2)}), ("sigma", {"margin": 4.0})) for place in range(5)]
+    output = _sampler(size).sample(_logits(5), rows, [0] * 5)
+    failed = int(RowReason.PROCESSOR_FAILED)
+    assert output.reasons.tolist() == [0, failed, failed, 0, 0]
+    good = [0, 3, 4]
+    expected = _sampler(size).sample(_logits(5)[good], [rows[place] for place in good], [0] * 3)
+    assert not expected.status.any()
+    assert output.token_ids[good].tolist() == expected.token_ids.tolist()
 
 
 @pytest.mark.parametrize("how", ["ask other", "ask once"])

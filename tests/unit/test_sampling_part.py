@@ -130,17 +130,33 @@ _params = st.fixed_dictionaries(
 )
 
 
-@given(
+_history = given(
     pool=st.lists(_params, min_size=2, max_size=6),
     slots=st.integers(1, 3),
     steps=st.integers(3, 14),
     seed=st.integers(0, 2**32),
     ordered=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+
+
+@_history
+@settings(max_examples=50, deadline=None)
 def test_any_history_draws_what_a_batch_from_scratch_draws(
     pool: list[dict[str, Any]], slots: int, steps: int, seed: int, ordered: bool
 ) -> None:
+    _follow(pool, slots, steps, seed, ordered=ordered)
+
+
+@pytest.mark.sweep
+@_history
+@settings(max_examples=600, deadline=None)
+def test_any_of_many_histories_draws_what_a_batch_from_scratch_draws(
+    pool: list[dict[str, Any]], slots: int, steps: int, seed: int, ordered: bool
+) -> None:
+    _follow(pool, slots, steps, seed, ordered=ordered)
+
+
+def _follow(pool: list[dict[str, Any]], slots: int, steps: int, seed: int, *, ordered: bool) -> None:
     """Rows leave, come back, change places and slots; each slot's rows are committed ``slots`` steps later."""
     draw = random.Random(seed)
     sequences = [sequence_of(index, **params) for index, params in enumerate(pool)]
@@ -157,8 +173,8 @@ def test_any_history_draws_what_a_batch_from_scratch_draws(
             drawn = bench.sample(step, rows, logits_of(rows), allowed)
             assert drawn == Bench().sample(0, rows, logits_of(rows), allowed)
             assert bench.sampler.batch.row_count == len(rows)
-            for index, one in enumerate(rows):
-                assert drawn[index] == Bench().sample(0, [one], logits_of([one]), [allowed[index]])[0]
+            index = draw.randrange(len(rows))
+            assert drawn[index] == Bench().sample(0, [rows[index]], logits_of([rows[index]]), [allowed[index]])[0]
             in_flight.append((rows, drawn))
         if in_flight and (len(in_flight) == slots or not rows):
             for sequence, token_id in zip(*in_flight.pop(0), strict=True):
