@@ -84,8 +84,10 @@ class Running:
         found = {}
         for process in self.family():
             try:
-                environ = process.environ()
-                if "RANK" in environ and "launch.agent" not in process.cmdline():
+                environ, parent = process.environ(), process.parent()
+                # A rank's compile process is forked from it and has its environment.
+                is_of_rank = parent is not None and "RANK" in parent.environ()
+                if "RANK" in environ and not is_of_rank and "launch.agent" not in process.cmdline():
                     found[int(environ["RANK"])] = process
             except psutil.Error:
                 continue
