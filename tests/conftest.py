@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Before anything imports torch: several test processes share the cores, and an OpenMP barrier waits for every thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# While test files are collected their imports are not searched for garbage; see pytest_collection_finish.
+gc.disable()
 
 
 def pytest_configure() -> None:
     """Lets the fork server that starts ranks import the project before it forks them."""
     os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts long files first, the longest before the others, so that none of them is left for the end."""
+    items.sort(key=_seconds, reverse=True)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what was imported out of every later search for garbage."""
+    gc.freeze()
+    gc.enable()
+
+
+def _seconds(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("long")
+    return 0.0 if marker is None else float(marker.args[0])

@@ -20,7 +20,7 @@ import torch.distributed as dist
 T = TypeVar("T")
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The fork server does not take over this process's path, only its environment (see conftest.py).
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "numpy", "launch.groups", "runtime.assembly"])
+_CONTEXT.set_forkserver_preload(["rank_preload"])
 
 
 class RankFailure(AssertionError):

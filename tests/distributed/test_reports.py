@@ -16,6 +16,8 @@ from tiny_checkpoints import write_tiny_checkpoint
 from runtime.batch import Chunk
 from sampler.params import SamplingParams
 
+pytestmark = pytest.mark.long(30)
+
 PROMPT = tuple(range(5, 35))
 ASKS = SamplingParams(
     temperature=1.0, logprobs=4, logprob_token_ids=(7, 300), prompt_logprobs=2, top_k=9, return_support=True

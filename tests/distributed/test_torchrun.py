@@ -10,6 +10,8 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
+pytestmark = pytest.mark.long(85)
+
 GENERATE = ("hello", "one two three", "x", "--max-tokens", "12", "--temperature", "0", "--format", "jsonl")
 START_S = 150.0
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from default_model import DEFAULT_MODEL_PROMPTS, default_model_path
 from model_pipeline import ModelPipeline
 from tiny_checkpoints import FAMILIES, write_tiny_checkpoint
 from transformers import AutoModelForCausalLM
@@ -134,24 +133,3 @@ def test_bfloat16_stays_near_float32(model: tuple[Path, Any]) -> None:
     theirs = (reference_logits(reference.to(torch.bfloat16), token_ids).float() - expected).abs().mean()
     reference.to(torch.float32)
     assert ours < 1.5 * theirs
-
-
-@pytest.fixture(scope="module")
-def default_model() -> tuple[Path, Any]:
-    path = default_model_path()
-    return path, AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-
-
-@pytest.mark.model
-@pytest.mark.slow
-def test_default_model_gives_the_logits_and_greedy_tokens_of_transformers(default_model: tuple[Path, Any]) -> None:
-    path, reference = default_model
-    pipeline = ModelPipeline(path)
-    prompts = list(DEFAULT_MODEL_PROMPTS.values())
-    for prompt, continuation in zip(prompts, pipeline.greedy(prompts, 24), strict=True):
-        expected = reference_logits(reference, prompt + continuation)
-        assert expected[len(prompt) - 1 : -1].argmax(dim=1).tolist() == continuation
-        pipeline.add(0, len(prompt) + 24)
-        got = pipeline.step([Chunk(0, prompt + continuation, 0, True)], all_rows=True)
-        pipeline.remove(0)
-        torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
