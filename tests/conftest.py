@@ -32,6 +32,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Lets the interpreter take apart what was imported."""
+    gc.unfreeze()
+
+
 def _seconds(item: pytest.Item) -> float:
     marker = item.get_closest_marker("long")
     return 0.0 if marker is None else float(marker.args[0])
