@@ -1,19 +1,21 @@
-"""Which grammar engines there are, and how they are made."""
+"""How the grammar engines are made, here and in a compile process."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from grammar_sync.backend import GrammarBackend
+from grammar_sync.routing import POLICIES, RoutingBackend
 from grammar_sync.vocabulary import GrammarVocabulary
-from grammar_sync.xgrammar_backend import XGrammarBackend
-
-EnginePolicy = Literal["auto", "xgrammar", "llguidance"]
 
 MAKE_BACKEND = "grammar_sync.engines:make_backend"
 """The name under which a compile process finds ``make_backend``."""
 
 
-def make_backend(vocabulary: GrammarVocabulary, policy: str) -> GrammarBackend:  # noqa: ARG001 - one engine so far
-    """Returns the engines that ``policy`` allows, for one vocabulary."""
-    return XGrammarBackend(vocabulary)
+def make_backend(vocabulary: GrammarVocabulary, policy: str) -> GrammarBackend:
+    """Returns the engines that ``policy`` allows, for one vocabulary.
+
+    Raises:
+        ValueError: There is no such policy.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"grammar backend is {policy!r}, expected one of {', '.join(POLICIES)}")
+    return RoutingBackend(vocabulary, policy)

@@ -12,7 +12,7 @@ import msgspec
 from grammar_sync.spec import GrammarOptions
 
 Engine = Literal["xgrammar", "llguidance"]
-Language = Literal["json_schema", "regex", "ebnf", "lark", "structural_tag"]
+Language = Literal["regex", "ebnf", "lark", "structural_tag"]
 
 
 class CompileError(ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import torch
 import xgrammar as xgr
 
 from grammar_sync.backend import MatcherError
+from grammar_sync.preparation import prepare
 from grammar_sync.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vocabulary import GrammarVocabulary
@@ -117,14 +117,7 @@ class XGrammarBackend:
         Raises:
             CompileError: The grammar is wrong, or has something that cannot be enforced.
         """
-        match spec.kind:
-            case "json_schema" | "json_object":
-                return (PreparedGrammar("xgrammar", "json_schema", spec.source, spec.options),)
-            case "choice":
-                source = choice_grammar(json.loads(spec.source))
-                return (PreparedGrammar("xgrammar", "ebnf", source, spec.options),)
-            case "regex" | "ebnf" | "structural_tag":
-                return (PreparedGrammar("xgrammar", spec.kind, spec.source, spec.options),)
+        return prepare(spec, ("xgrammar",))
 
     def compile(self, prepared: PreparedGrammar) -> XGrammarCompiled:
         """Returns the compiled grammar; releases the GIL meanwhile.
@@ -143,40 +136,15 @@ class XGrammarBackend:
         return compiled
 
     def _compile(self, prepared: PreparedGrammar) -> xgr.CompiledGrammar:
-        options = prepared.options
         match prepared.language:
-            case "json_schema":
-                return self._compiler.compile_json_schema(
-                    prepared.source,
-                    any_whitespace=options.any_whitespace,
-                    max_whitespace_cnt=options.max_whitespace,
-                    strict_mode=True,
-                )
             case "regex":
                 return self._compiler.compile_regex(prepared.source)
             case "ebnf":
-                return self._compiler.compile_grammar(prepared.source)
+                return self._compiler.compile_grammar(prepared.source, root_rule_name=prepared.options.root_rule)
             case "structural_tag":
                 return self._compiler.compile_structural_tag(prepared.source)
             case language:
                 raise CompileError(f"xgrammar does not read {language}")
-
-
-def choice_grammar(texts: list[str]) -> str:
-    """Returns an EBNF that allows exactly ``texts``."""
-    return "root ::= " + " | ".join(_ebnf_literal(text) for text in texts)
-
-
-def _ebnf_literal(text: str) -> str:
-    return '"' + "".join(_ebnf_character(character) for character in text) + '"'
-
-
-def _ebnf_character(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    if character.isprintable():
-        return character
-    return f"\\U{ord(character):08x}"
 
 
 def one_line(message: str) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from grammar_sync.backend import CompiledGrammar, compile_spec
 from grammar_sync.prepared import PreparedGrammar
+from grammar_sync.routing import RoutingBackend
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vocabulary import GrammarVocabulary
-from grammar_sync.xgrammar_backend import XGrammarBackend
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GrammarJudge:
     """Judges grammars for one vocabulary."""
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        self._backend = XGrammarBackend(vocabulary)
+        self._backend = RoutingBackend(vocabulary)
 
     def judge(self, spec: GrammarSpec) -> Judgement:
         """Returns what a grammar was compiled to.

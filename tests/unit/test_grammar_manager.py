@@ -115,7 +115,7 @@ def test_many_sequences_of_one_grammar_share_a_compile(manager: GrammarManager, 
     masks = masks_of(manager, [3, 4])
     assert set(encode("1")) <= set(allowed_ids(masks[1]))
     assert not set(encode("1")) & set(allowed_ids(masks[0])), "each has its own matcher"
-    assert backend.sources == [spec.source]
+    assert len(backend.sources) == 1
 
 
 def test_statistics_of_a_hit_and_a_miss(manager: GrammarManager) -> None:
@@ -137,7 +137,7 @@ def test_a_failure_is_one_sequence_s_own(manager: GrammarManager) -> None:
     report = reported(manager, [2, 1, 0])
     assert report.ready == (2, 0)
     assert [failure.request_id for failure in report.failed] == [1]
-    assert "parenthesis" in report.failed[0].message
+    assert "not closed" in report.failed[0].message
     manager.release(1)
     manager.start(2)
     manager.accept(2, encode("b")[0])
@@ -146,11 +146,11 @@ def test_a_failure_is_one_sequence_s_own(manager: GrammarManager) -> None:
 
 
 def test_a_slow_compile_delays_nobody_else(backend: CountingBackend) -> None:
-    compiler = DelayedCompiler(ThreadedGrammarCompiler(backend), {"slow": 60, "(": 30})
+    compiler = DelayedCompiler(ThreadedGrammarCompiler(backend), {"slow": 60, "root ::= (": 30})
     manager = GrammarManager(VOCABULARY, local_compiler(backend, compiler))
     manager.submit(1, spec_of(regex="slow"))
     manager.submit(2, spec_of(regex="quick"))
-    manager.submit(3, spec_of(regex="("))
+    manager.submit(3, spec_of(ebnf="root ::= ("))
     assert reported(manager, [2]).ready == (2,)
     start = time.monotonic()
     report = manager.local_report([1, 3])
