@@ -9,6 +9,7 @@ import torch
 from launch.default_model import DefaultModelError, default_model
 from runtime.batch import Chunk, pack
 from runtime.checkpoint import open_checkpoint
+from runtime.kv_blocks import BlockTable
 from runtime.model import DecoderStage
 from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
@@ -56,10 +57,13 @@ def recorded_logits(rows: int, vocab_size: int) -> tuple[torch.Tensor, str]:
         dtype=torch.float32,
         device=cpu,
     )
-    cache = stage.new_cache()
     ids = Tokenizer.load(path).encode(_TEXT)
-    cache.add(0, len(ids))
-    batch = replace(pack([Chunk(0, ids, 0, True)], cpu), sample_rows=torch.arange(_SKIPPED_TOKENS, len(ids)))
+    cache = stage.new_cache(1, len(ids))
+    table = BlockTable(0)
+    table.append(0, 1)
+    batch = replace(
+        pack([Chunk(0, ids, 0, 1, table)], len(ids), cpu), sample_rows=torch.arange(_SKIPPED_TOKENS, len(ids))
+    )
     logits = stage.logits(stage.forward(batch, None, cache))[:, : config.vocab_size]
     chosen = logits[torch.arange(rows) % len(logits)]
     tiled = chosen.repeat(1, -(-vocab_size // config.vocab_size))[:, :vocab_size].contiguous()

@@ -10,12 +10,10 @@ from launch.cli import UsageError
 from launch.options import EngineOptions, GenerateCommand
 from pp.partition import layer_ranges
 from runtime.checkpoint import open_checkpoint
-from runtime.kv_budget import kv_bytes_per_token
+from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
 from runtime.model_config import ModelConfig, check_parallel
 from runtime.thinking_fields import THINKING_FIELDS, ThinkingError, marker_pair, parse_thinking
 from sampler.params import SamplingParams, SamplingParamsError
-
-_LEAST_KV_TOKENS = 2
 
 
 def check_command(command: GenerateCommand) -> None:
@@ -34,12 +32,14 @@ def check_command(command: GenerateCommand) -> None:
 
 def _check_kv_cache(config: ModelConfig, engine: EngineOptions) -> None:
     layers = layer_ranges(config.num_layers, engine.pp, engine.pp_layers)
+    if engine.kv_cache_bytes is None:
+        return
     name = config.dtype if engine.dtype == "auto" else engine.dtype
     per_token = kv_bytes_per_token(config, layers, engine.tp, 2 if name == "bfloat16" else 4)
-    if engine.kv_cache_bytes < _LEAST_KV_TOKENS * per_token:
+    least = KV_BLOCK_TOKENS * per_token
+    if engine.kv_cache_bytes < least:
         raise UsageError(
-            f"--kv-cache-bytes is {engine.kv_cache_bytes}: a token takes {per_token} bytes, "
-            f"at least {_LEAST_KV_TOKENS * per_token} are needed"
+            f"--kv-cache-bytes is {engine.kv_cache_bytes}: a block of {KV_BLOCK_TOKENS} tokens takes {least} bytes"
         )
 
 

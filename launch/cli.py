@@ -76,7 +76,8 @@ def generate(
     max_model_len: types.MaxModelLen = None,
     max_num_seqs: types.MaxNumSeqs = 64,
     max_batch_tokens: types.MaxBatchTokens = 2048,
-    kv_cache_bytes: types.KvCacheBytes = 2 << 30,
+    kv_cache_bytes: types.KvCacheBytes = None,
+    prefix_cache: types.PrefixCache = True,
     group_timeout: types.GroupTimeout = 30.0,
     start_timeout: types.StartTimeout = 120.0,
     grammar_timeout: types.GrammarTimeout = 10.0,
@@ -151,6 +152,7 @@ def generate(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
         kv_cache_bytes=kv_cache_bytes,
+        prefix_cache=prefix_cache,
         group_timeout_s=_seconds("--group-timeout", group_timeout),
         start_timeout_s=_seconds("--start-timeout", start_timeout),
         grammar_timeout_s=_seconds("--grammar-timeout", grammar_timeout),
@@ -198,7 +200,8 @@ def score(
     max_model_len: types.MaxModelLen = None,
     max_num_seqs: types.MaxNumSeqs = 64,
     max_batch_tokens: types.MaxBatchTokens = 2048,
-    kv_cache_bytes: types.KvCacheBytes = 2 << 30,
+    kv_cache_bytes: types.KvCacheBytes = None,
+    prefix_cache: types.PrefixCache = True,
     threads_per_rank: types.ThreadsPerRank = None,
 ) -> Command:
     """Tells the logprob of every token of given texts or ids, as the model would have drawn them; generates nothing."""
@@ -215,6 +218,7 @@ def score(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
         kv_cache_bytes=kv_cache_bytes,
+        prefix_cache=prefix_cache,
         threads_per_rank=threads_per_rank,
     )
     return GenerateCommand(

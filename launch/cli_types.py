@@ -42,7 +42,18 @@ MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Sequences that run at once
 MaxBatchTokens = Annotated[
     int, typer.Option(min=1, help="Tokens of one step; longer prompts run in chunks.", rich_help_panel=_ENGINE)
 ]
-KvCacheBytes = Annotated[int, typer.Option(min=1, help="KV cache of one rank.", rich_help_panel=_ENGINE)]
+KvCacheBytes = Annotated[
+    int | None,
+    typer.Option(min=1, help="KV cache of one rank.", show_default="from free memory", rich_help_panel=_ENGINE),
+]
+PrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Reuse KV entries of tokens that begin another request too.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 GroupTimeout = Annotated[
     float, typer.Option(min=1, help="Seconds until a collective or message fails.", rich_help_panel=_ENGINE)
 ]

@@ -47,7 +47,8 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         max_model_len: Prompt and output together; None = what the model was trained for.
         max_num_seqs: Sequences that run at once.
         max_batch_tokens: Tokens of one step.
-        kv_cache_bytes: KV cache of one rank.
+        kv_cache_bytes: KV cache of one rank; None = from its free memory.
+        prefix_cache: Whether requests may reuse KV entries that others computed for the same tokens.
         grammar_timeout_s: Seconds of CPU that a grammar may take to compile.
         grammar_backend: Which grammar engines may be used.
         grammar_memory_bytes: Memory that a compile may take.
@@ -65,7 +66,8 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_batch_tokens: int = 2048
-    kv_cache_bytes: int = 2 << 30
+    kv_cache_bytes: int | None = None
+    prefix_cache: bool = True
     grammar_timeout_s: float = 10.0
     reasoning_marker: str | None = None
     reasoning_start_marker: str | None = None

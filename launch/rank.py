@@ -17,8 +17,9 @@ from grammar_sync.vetting_service import RunningProcess
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
 from launch.grammar_compiler import GrammarProcessStarter, compiler_of_rank
 from launch.groups import RankGroups
+from launch.kv_size import agreed_kv_blocks
 from launch.options import EngineOptions
-from launch.rank_start import bring_up
+from launch.rank_start import StartedRank, bring_up
 from launch.run_folder import RunFolder
 from launch.start_barrier import meet
 from pp.link import Tag
@@ -27,13 +28,14 @@ from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, l
 from runtime.checkpoint import open_checkpoint
 from runtime.client_socket import LeaderSocket
 from runtime.engine import RankEngine
-from runtime.kv_budget import kv_bytes_per_token
+from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
 from runtime.leader import Leader, LeaderLimits
 from runtime.messages import EngineReady
 from runtime.model import DecoderStage
 from runtime.model_config import check_parallel
 from runtime.request_builder import RequestBuilder, RequestLimits
-from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler
+from runtime.step_planner import SchedulerLimits
 from runtime.thinking import reasoning_of
 from runtime.thinking_fields import marker_pair
 from runtime.tokenizer import Tokenizer
@@ -85,7 +87,7 @@ class Rank:
             # Before this process has threads: afterwards it could no longer be forked.
             self._grammar_process = self._grammar_starter()
         started = bring_up(options, environment)
-        engine, ready = self._build(started.groups, started.device)
+        engine, ready = self._build(started)
         meet(started.store, "loaded", environment, options.start_timeout_s)
         self.phase = "run"
         if self._socket is not None:
@@ -93,15 +95,25 @@ class Rank:
         engine.run()
         return self._leave()
 
-    def _build(self, groups: RankGroups, device: torch.device) -> tuple[RankEngine, EngineReady]:
-        options = self._options
+    def _build(self, started: StartedRank) -> tuple[RankEngine, EngineReady]:
+        options, groups, device = self._options, started.groups, started.device
         checkpoint = open_checkpoint(options.model)
         config = checkpoint.config
         check_parallel(config, options.tp, options.pp)
         dtype = resolve_dtype(options.dtype, config)
         layers = layer_ranges(config.num_layers, options.pp, options.pp_layers)
         max_model_len = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
-        kv_cache_tokens = options.kv_cache_bytes // kv_bytes_per_token(config, layers, options.tp, dtype.itemsize)
+        reader = WeightReader(checkpoint)
+        stage = DecoderStage(
+            config, reader, layers[groups.link.stage], groups.tensor_parallel, dtype=dtype, device=device
+        )
+        audits = options.audit and groups.link.is_last
+        audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if audits else None
+        # What weights take is known only when every rank of the node has them.
+        meet(started.store, "weights", self._environment, options.start_timeout_s)
+        token_bytes = kv_bytes_per_token(config, layers, options.tp, dtype.itemsize)
+        kv_blocks = agreed_kv_blocks(options, token_bytes, max_model_len, device, self._environment.local_world_size)
+        kv_cache_tokens = kv_blocks * KV_BLOCK_TOKENS
         tokenizer = Tokenizer.load(options.model) if groups.link.is_first else None
         facts = _share_facts(groups, tokenizer, config.eos_token_ids)
         processors = load_processors(options.logit_processors)
@@ -118,27 +130,7 @@ class Rank:
             pool = FillPool(threads=min(_MAX_FILL_THREADS, torch.get_num_threads()))
             compiler = compiler_of_rank(vocabulary, options, self._grammar_process, self._grammar_starter, wake)
             first_stage = FirstStagePart(vocabulary, compiler, reasoning, pool)
-        reader = WeightReader(checkpoint)
-        stage = DecoderStage(
-            config,
-            reader,
-            layers[groups.link.stage],
-            groups.tensor_parallel,
-            dtype=dtype,
-            device=device,
-        )
-        audit_heads = None
-        if options.audit and groups.link.is_last:
-            audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel)
-        scheduler = Scheduler(
-            SchedulerLimits(
-                max_num_seqs=options.max_num_seqs,
-                max_batch_tokens=options.max_batch_tokens,
-                kv_cache_tokens=kv_cache_tokens,
-                in_flight_steps=options.pp,
-            ),
-            facts.eos_token_ids,
-        )
+        scheduler = Scheduler(_scheduler_limits(options, kv_cache_tokens), facts.eos_token_ids)
         engine = build_engine(
             group=groups.tensor_parallel,
             link=groups.link,
@@ -183,6 +175,17 @@ class Rank:
             self._socket.close()
         dist.destroy_process_group()
         return 0 if self._front is None else self._front.wait(_FRONT_EXIT_S)
+
+
+def _scheduler_limits(options: EngineOptions, kv_cache_tokens: int) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=options.max_num_seqs,
+        max_batch_tokens=options.max_batch_tokens,
+        kv_cache_tokens=kv_cache_tokens,
+        in_flight_steps=options.pp,
+        block_tokens=KV_BLOCK_TOKENS,
+        prefix_cache=options.prefix_cache,
+    )
 
 
 def _share_facts(groups: RankGroups, tokenizer: Tokenizer | None, config_eos: tuple[int, ...]) -> StartFacts:

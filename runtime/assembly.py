@@ -151,7 +151,7 @@ def build_engine(
         scheduler=scheduler,
         grammars=grammars,
         stage=stage,
-        cache=stage.new_cache(),
+        cache=stage.new_cache(scheduler.blocks.pool.num_blocks, scheduler.blocks.block_tokens),
         tokens=TokenShare(group, link),
         reports=ReportExchange(group, link),
         sampling=sampling,

@@ -62,14 +62,14 @@ def attend(
         rows = queries[span.start : span.stop]
         if span.length == 1:
             # The query heads of a KV head take the place of query positions: no key or value is repeated.
-            grouped = rows.view(1, keys.shape[0], -1, rows.shape[2])
-            one = functional.scaled_dot_product_attention(grouped, keys.unsqueeze(0), values.unsqueeze(0))
+            grouped = rows.view(1, keys.shape[1], -1, rows.shape[2])
+            one = functional.scaled_dot_product_attention(grouped, keys, values)
             output[span.start] = one.view(rows.shape[1:])
             continue
         many = functional.scaled_dot_product_attention(
             rows.transpose(0, 1).unsqueeze(0),
-            keys.unsqueeze(0),
-            values.unsqueeze(0),
+            keys,
+            values,
             attn_mask=mask,
             is_causal=mask is None,
             enable_gqa=True,

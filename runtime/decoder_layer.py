@@ -46,6 +46,7 @@ class StepContext:
 
     Attributes:
         spans: The sequences of the batch.
+        slots: [T] int64, where each token's keys and values go.
         cos: [T, 1, head_dim / 2].
         sin: [T, 1, head_dim / 2].
         visible: What each span sees, by the layer's window.
@@ -53,6 +54,7 @@ class StepContext:
     """
 
     spans: tuple[Span, ...]
+    slots: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
     visible: dict[int | None, list[Visible]]
@@ -160,7 +162,7 @@ class DecoderLayer:
             query_key = self._head_norm(query_key)
         query_key = rotate(query_key, step.cos, step.sin)
         queries, keys = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
-        step.cache.write(self._cache_layer, step.spans, keys, values)
+        step.cache.write(self._cache_layer, step.slots, keys, values)
         attended = attend(queries, step.cache, self._cache_layer, step.spans, step.visible[self._window])
         return self._output(attended.view(x.shape[0], -1))
 

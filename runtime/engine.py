@@ -18,7 +18,7 @@ from pp.link import StageLink, Tag
 from runtime.batch import Chunk, ForwardBatch, pack
 from runtime.grammar_role import GrammarRole
 from runtime.intake import Intake, Patience
-from runtime.kv_cache import SequenceKVCache
+from runtime.kv_cache import PagedKVCache
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, StopRanks
 from runtime.model import DecoderStage
 from runtime.plan import StepPlan, logit_rows
@@ -112,7 +112,7 @@ class EngineParts:
     scheduler: Scheduler
     grammars: GrammarRole
     stage: DecoderStage
-    cache: SequenceKVCache
+    cache: PagedKVCache
     tokens: TokenShare
     reports: ReportExchange
     sampling: SamplingPart | None
@@ -269,8 +269,6 @@ class RankEngine:
         parts = self._parts
         for sequence in parts.scheduler.release_finished(self._step):
             parts.grammars.release(sequence)
-            if sequence.num_computed:
-                parts.cache.remove(sequence.sequence_id)
 
     def _hidden(self, plan: StepPlan) -> torch.Tensor | None:
         link = self._parts.link
@@ -281,13 +279,14 @@ class RankEngine:
         return link.receive_tensor(link.stage - 1, Tag.HIDDEN, shape=shape, dtype=stage.dtype)
 
     def _forward_batch(self, plan: StepPlan) -> ForwardBatch:
-        """Returns the plan's tokens as one batch, after making room for the sequences that start."""
-        chunks = []
+        """Returns the plan's tokens as one batch, after the copies of KV blocks that they need."""
+        scheduler, cache = self._parts.scheduler, self._parts.cache
+        chunks, copies = [], []
         for row in plan.rows:
-            sequence = self._parts.scheduler[row.sequence_id]
-            if row.start == 0 or row.fork_of >= 0:
-                self._parts.cache.add(row.sequence_id, sequence.capacity_tokens)
-            if row.fork_of >= 0:
-                self._parts.cache.copy(row.fork_of, row.sequence_id, row.start)
-            chunks.append(Chunk(row.sequence_id, sequence.token_ids(row.start, row.length), row.start, logit_rows(row)))
-        return pack(chunks, self._parts.stage.device)
+            table = scheduler.blocks.table(row.sequence_id)
+            if row.copied >= 0:
+                copies.append((row.copied, table.blocks[row.start // cache.block_tokens]))
+            token_ids = scheduler[row.sequence_id].token_ids(row.start, row.length)
+            chunks.append(Chunk(row.sequence_id, token_ids, row.start, logit_rows(row), table))
+        cache.copy(copies)
+        return pack(chunks, cache.block_tokens, self._parts.stage.device)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from runtime.model_config import ModelConfig
 from tp.partition import attention_slice
 
+KV_BLOCK_TOKENS = 16
+"""Tokens of a block of the KV pool: what is shared, evicted and handed out as one."""
+
 
 def kv_bytes_per_token(config: ModelConfig, layers: list[range], tp_size: int, element_bytes: int) -> int:
     """Returns the KV bytes of one token on the rank that holds most of them; the same on every rank.

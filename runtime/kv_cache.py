@@ -1,16 +1,16 @@
-"""Keys and values of the tokens already computed, behind the interface that attention uses."""
+"""Keys and values of the tokens already computed: the tensors of the KV pool, behind the interface attention uses.
+
+A slot is the place of one token. Block b has the slots b · block_tokens and up. Which blocks a sequence has is the
+replicated scheduler's to say; a pool knows no sequences.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
-
-
-class KVCacheError(RuntimeError):
-    """A sequence is not in the cache, is in it already, or outgrew what was set aside for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,14 @@ class Span:
         start: Its first row.
         length: How many rows it has.
         context_length: How many of its tokens came before; they are in the cache.
+        runs: The slots of all its tokens, these included, in order, as runs of neighbours: (first slot, how many).
     """
 
     sequence_id: int
     start: int
     length: int
     context_length: int
+    runs: tuple[tuple[int, int], ...]
 
     @property
     def stop(self) -> int:
@@ -43,112 +45,75 @@ class Span:
 class KVCache(Protocol):
     """Keys and values of a stage's layers, counted from 0 within the stage, for this rank's KV heads."""
 
-    def write(self, layer: int, spans: Sequence[Span], keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Stores a batch's keys and values, [T, kv_heads, head_dim] each, at each span's positions."""
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores a batch's keys and values, [T, kv_heads, head_dim] each, in ``slots``, [T] int64."""
 
     def read(self, layer: int, span: Span, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and values, [kv_heads, total_length − first, head_dim] each, of positions ``first`` and later.
+        """Returns keys and values, [1, kv_heads, total_length − first, head_dim] each, of positions from ``first`` on.
 
         They may be views that the next write changes.
         """
 
 
-class SequenceKVCache:
-    """A KV cache with one contiguous buffer a sequence, set aside when the sequence is admitted.
+class PagedKVCache:
+    """The KV pool of one rank: for each layer a tensor of keys and one of values, which never move.
 
     Args:
         num_layers: Layers of this stage.
         num_kv_heads: KV heads of this rank.
         head_dim: Elements of a head.
+        num_blocks: Blocks of the pool, the same on every rank.
+        block_tokens: Tokens of a block.
         dtype: The model's dtype.
         device: The model's device.
     """
 
     def __init__(
-        self, num_layers: int, num_kv_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._num_layers = num_layers
-        self._num_kv_heads = num_kv_heads
-        self._head_dim = head_dim
-        self._dtype = dtype
-        self._device = device
-        self._rooms: dict[int, _Room] = {}
+        self.block_tokens = block_tokens
+        shape = (num_layers, 2, num_blocks * block_tokens, num_kv_heads, head_dim)
+        pool = torch.empty(shape, dtype=dtype, device=device)
+        self._blocks = pool.view(num_layers * 2, num_blocks, -1)
+        self._layers = [(keys, values) for keys, values in (layer.unbind(0) for layer in pool.unbind(0))]
+        self._by_head = [
+            (keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)) for keys, values in self._layers
+        ]
 
-    def add(self, sequence_id: int, capacity_tokens: int) -> None:
-        """Sets aside room for a sequence.
+    def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copies the contents of blocks, all layers of them, from the first to the second of each pair."""
+        for source, target in pairs:
+            self._blocks[:, target] = self._blocks[:, source]
 
-        Raises:
-            KVCacheError: The sequence has room already.
-        """
-        if sequence_id in self._rooms:
-            raise KVCacheError(f"sequence {sequence_id} is in the KV cache already")
-        shape = (self._num_layers, 2, self._num_kv_heads, capacity_tokens, self._head_dim)
-        buffer = torch.empty(shape, dtype=self._dtype, device=self._device)
-        layers = [(keys, values) for keys, values in (layer.unbind(0) for layer in buffer.unbind(0))]
-        self._rooms[sequence_id] = _Room(capacity_tokens, layers)
-
-    def copy(self, source_id: int, target_id: int, length: int) -> None:
-        """Copies the first ``length`` positions of one sequence to another, which has room for them.
-
-        Raises:
-            KVCacheError: One of them is not in the cache, or its room is too small.
-        """
-        source, target = (self._room(Span(sequence_id, 0, length, 0)) for sequence_id in (source_id, target_id))
-        for stored, copied in zip(source.layers, target.layers, strict=True):
-            for kept, new in zip(stored, copied, strict=True):
-                new.narrow(1, 0, length).copy_(kept.narrow(1, 0, length))
-
-    def remove(self, sequence_id: int) -> None:
-        """Frees a sequence's room.
-
-        Raises:
-            KVCacheError: The sequence has none.
-        """
-        if self._rooms.pop(sequence_id, None) is None:
-            raise KVCacheError(f"sequence {sequence_id} is not in the KV cache")
-
-    def __contains__(self, sequence_id: int) -> bool:
-        return sequence_id in self._rooms
-
-    def __len__(self) -> int:
-        return len(self._rooms)
-
-    def write(self, layer: int, spans: Sequence[Span], keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Stores a batch's keys and values, [T, kv_heads, head_dim] each, at each span's positions.
-
-        Raises:
-            KVCacheError: A sequence is not in the cache, or its room is too small.
-        """
-        keys, values = keys.transpose(0, 1), values.transpose(0, 1)
-        for span in spans:
-            stored_keys, stored_values = self._room(span).layers[layer]
-            at, length = span.context_length, span.length
-            stored_keys.narrow(1, at, length).copy_(keys.narrow(1, span.start, length))
-            stored_values.narrow(1, at, length).copy_(values.narrow(1, span.start, length))
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores a batch's keys and values, [T, kv_heads, head_dim] each, in ``slots``, [T] int64 on the device."""
+        stored_keys, stored_values = self._layers[layer]
+        stored_keys.index_copy_(0, slots, keys)
+        stored_values.index_copy_(0, slots, values)
 
     def read(self, layer: int, span: Span, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns views of keys and values, [kv_heads, total_length − first, head_dim], of positions from ``first`` on.
+        """Returns keys and values, [1, kv_heads, total_length − first, head_dim], of positions from ``first`` on.
 
-        Raises:
-            KVCacheError: The sequence is not in the cache, or its room is too small.
+        They are views when the tokens' slots are neighbours, else copies.
         """
-        keys, values = self._room(span).layers[layer]
-        length = span.total_length - first
-        return keys.narrow(1, first, length), values.narrow(1, first, length)
-
-    def _room(self, span: Span) -> _Room:
-        room = self._rooms.get(span.sequence_id)
-        if room is None:
-            raise KVCacheError(f"sequence {span.sequence_id} is not in the KV cache")
-        if span.total_length > room.capacity_tokens:
-            raise KVCacheError(
-                f"sequence {span.sequence_id} needs {span.total_length} positions, its room has {room.capacity_tokens}"
-            )
-        return room
-
-
-class _Room(NamedTuple):
-    """One sequence's buffers: keys and values by layer, [kv_heads, capacity_tokens, head_dim] each."""
-
-    capacity_tokens: int
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
+        keys, values = self._by_head[layer]
+        if len(span.runs) == 1:
+            slot, length = span.runs[0][0] + first, span.total_length - first
+            return keys.narrow(2, slot, length), values.narrow(2, slot, length)
+        runs = []
+        for slot, length in span.runs:
+            if length > first:
+                runs.append((slot + first, length - first))
+            first = max(first - length, 0)
+        return (
+            torch.cat([keys.narrow(2, slot, length) for slot, length in runs], dim=2),
+            torch.cat([values.narrow(2, slot, length) for slot, length in runs], dim=2),
+        )

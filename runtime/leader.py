@@ -248,6 +248,8 @@ class Leader:
                     prefill_of=ids.start if choice else None,
                     bad_words_token_ids=request.bad_words_token_ids,
                     forced_output_tokens=request.forced_output_tokens,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
                 )
             )
 

@@ -195,6 +195,8 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
         prefill_of: The sequence of the same request whose prefill this one shares, if it is still there.
         bad_words_token_ids: ``params.bad_words`` as token ids.
         forced_output_tokens: How many of the last prompt ids a score takes as generated.
+        priority: The lower, the sooner.
+        cache_salt: Only requests with the same salt share KV blocks.
     """
 
     sequence_id: int
@@ -208,6 +210,8 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
     prefill_of: int | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     forced_output_tokens: int = 0
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class EndSequence(msgspec.Struct, frozen=True, tag="end"):

@@ -8,7 +8,7 @@ from runtime.attention import visible
 from runtime.batch import ForwardBatch
 from runtime.checkpoint_layout import EMBEDDING, FINAL_NORM, LM_HEAD
 from runtime.decoder_layer import DecoderLayer, LayerLoader, RMSNorm, StepContext
-from runtime.kv_cache import KVCache, SequenceKVCache
+from runtime.kv_cache import KVCache, PagedKVCache
 from runtime.model_config import ModelConfig
 from runtime.rope import RotaryEmbedding
 from runtime.weights import WeightReader
@@ -66,10 +66,23 @@ class DecoderStage:
             else:
                 self._head = load_head(config, reader, self.vocabulary, dtype=dtype, device=device)
 
-    def new_cache(self) -> SequenceKVCache:
-        """Returns an empty KV cache for this stage's layers and this rank's KV heads."""
+    def new_cache(self, num_blocks: int, block_tokens: int) -> PagedKVCache:
+        """Returns an empty KV pool for this stage's layers and this rank's KV heads.
+
+        Args:
+            num_blocks: Blocks of the pool, the same on every rank.
+            block_tokens: Tokens of a block.
+        """
         num_layers, num_kv_heads, head_dim = self._cache_shape
-        return SequenceKVCache(num_layers, num_kv_heads, head_dim, dtype=self.dtype, device=self.device)
+        return PagedKVCache(
+            num_layers,
+            num_kv_heads,
+            head_dim,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, cache: KVCache) -> torch.Tensor:
@@ -78,14 +91,13 @@ class DecoderStage:
         Args:
             batch: The tokens of the step.
             hidden: [T, D] from the stage before, left unchanged; ignored on the first stage.
-            cache: This stage's KV cache, which has room for every sequence of the batch.
+            cache: This stage's KV pool.
 
         Returns:
             [T, D] in the model's dtype; on the last stage [S, D], what ``logits`` takes.
 
         Raises:
             CollectiveError: A sum over the group failed.
-            KVCacheError: A sequence has no room in the cache.
         """
         if self._embedding is not None:
             hidden = self._embedding(batch.token_ids)
@@ -93,7 +105,7 @@ class DecoderStage:
             raise RuntimeError("a stage after the first needs the hidden states of the stage before")
         cos, sin = self._rope.at(batch.positions, batch.max_position)
         seen = {window: visible(batch.spans, window, self.device) for window in self._windows}
-        step = StepContext(batch.spans, cos, sin, seen, cache)
+        step = StepContext(batch.spans, batch.slots, cos, sin, seen, cache)
         for layer in self._layers:
             hidden = layer(hidden, step)
         return hidden if self._final_norm is None else self._final_norm(hidden[batch.sample_rows])

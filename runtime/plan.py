@@ -22,8 +22,8 @@ class PlanRow:
         length: How many of its tokens run.
         samples: Whether the last of them yields a new token.
         constrained: Whether that token needs a grammar mask.
-        fork_of: The sequence whose KV entries before ``start`` this one starts with a copy of; −1 when it starts alone
-            or has started.
+        new_blocks: The KV blocks that it got since its last row, in the order of its tokens.
+        copied: The block whose contents the one that holds ``start`` begins with, copied before the step; −1 = none.
         scores: Whether each of its tokens tells the logprob of the next token of the prompt.
         reports: Whether the new token's logprobs or support are reported.
     """
@@ -33,7 +33,8 @@ class PlanRow:
     length: int
     samples: bool
     constrained: bool
-    fork_of: int = -1
+    new_blocks: tuple[int, ...] = ()
+    copied: int = -1
     scores: bool = False
     reports: bool = False
 
@@ -50,12 +51,14 @@ class StepPlan:
     Args:
         step: The step number.
         rows: The sequences that run, in row order.
+        preempted: The sequences that gave their KV blocks to others.
         digest: A signed 64-bit digest of this plan and of all plans and committed tokens before it.
     """
 
     step: int
     rows: tuple[PlanRow, ...]
     digest: int
+    preempted: tuple[int, ...] = ()
 
     @cached_property
     def sampling_rows(self) -> tuple[PlanRow, ...]:
@@ -89,12 +92,13 @@ class PlanDigest:
         """The digest so far, as a signed 64-bit integer."""
         return int.from_bytes(self._state.digest(), "little", signed=True)
 
-    def update_rows(self, step: int, rows: tuple[PlanRow, ...]) -> int:
+    def update_rows(self, step: int, rows: tuple[PlanRow, ...], preempted: tuple[int, ...] = ()) -> int:
         """Adds a plan; returns the digest up to it as a signed 64-bit integer."""
-        self._state.update(struct.pack("<qq", step, len(rows)))
+        values = [step, len(rows), len(preempted), *preempted]
         for row in rows:
             flags = row.samples | row.constrained << 1 | row.scores << 2 | row.reports << 3
-            self._state.update(struct.pack("<5q", row.sequence_id, row.start, row.length, flags, row.fork_of))
+            values += (row.sequence_id, row.start, row.length, flags, row.copied, len(row.new_blocks), *row.new_blocks)
+        self._state.update(struct.pack(f"<{len(values)}q", *values))
         return self.value
 
     def update_tokens(self, step: int, token_ids: list[int], statuses: list[int]) -> None:

@@ -12,6 +12,7 @@ from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarErro
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
 from runtime.chat_template import ChatTemplateError
 from runtime.messages import ErrorInfo
+from runtime.scheduling_fields import SCHEDULING_FIELDS, SchedulingFieldError, cache_salt_of, priority_of
 from runtime.shown_value import shown
 from runtime.thinking_fields import (
     THINKING_FIELDS,
@@ -26,6 +27,7 @@ from sampler.params import SamplingParams, SamplingParamsError
 from sampler.processors import ProcessorRegistry
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_CHECKED_ELSEWHERE = ("id", *SCHEDULING_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *THINKING_FIELDS)
 _PROMPT_TOKENS = "prompt_tokens"
 
 
@@ -56,6 +58,8 @@ class Request:
         bad_words_token_ids: The bad words as token ids.
         thinking: How the output thinks before, if it does.
         forced_output_tokens: How many of the last prompt ids a score takes as generated.
+        priority: The lower, the sooner.
+        cache_salt: Only requests with the same salt share KV entries.
     """
 
     prompt_token_ids: list[int]
@@ -66,6 +70,8 @@ class Request:
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     thinking: ThinkingRules | None = None
     forced_output_tokens: int = 0
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class _Prompt(NamedTuple):
@@ -148,8 +154,7 @@ class RequestBuilder:
         rest = {
             name: value
             for name, value in fields.items()
-            if name not in (*_PROMPT_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *THINKING_FIELDS, "id")
-            and not (score and name == _PROMPT_TOKENS)
+            if name not in (*_PROMPT_FIELDS, *_CHECKED_ELSEWHERE) and not (score and name == _PROMPT_TOKENS)
         }
         try:
             grammar = parse_grammar(fields)
@@ -159,6 +164,7 @@ class RequestBuilder:
                 vocab_size=self._limits.vocab_size,
                 max_model_len=self._limits.max_model_len,
             )
+            priority, cache_salt = priority_of(fields), cache_salt_of(fields)
             self._processors.check(params.logit_processors)
             generates = grammar is not None or params.n != 1 or params.logprobs is not None or asked.wants_thinking
             if score and generates:
@@ -169,12 +175,29 @@ class RequestBuilder:
             thinking = rules_of(asked, self._markers, inside=prompt.is_thinking, has_grammar=grammar is not None)
         except GrammarError as error:
             raise RequestError(str(error), error.param, "grammar_error") from error
-        except (SamplingParamsError, ThinkingError) as error:
+        except (SamplingParamsError, SchedulingFieldError, ThinkingError) as error:
             raise RequestError(str(error), error.param) from error
         seed = secrets.randbits(64) if params.seed is None else params.seed
         max_tokens = 0 if score else self._max_tokens(prompt.name, len(prompt.token_ids), params.max_tokens)
+        if len(prompt.token_ids) > self._limits.kv_cache_tokens:
+            raise RequestError(
+                f"{prompt.name} has {len(prompt.token_ids)} tokens: the KV cache has room for "
+                f"{self._limits.kv_cache_tokens}",
+                prompt.name,
+            )
         forced = _forced_output_tokens(fields.get(_PROMPT_TOKENS), len(prompt.token_ids)) if score else 0
-        return Request(prompt.token_ids, max_tokens, params, seed, grammar, self._bad_words(params), thinking, forced)
+        return Request(
+            prompt_token_ids=prompt.token_ids,
+            max_tokens=max_tokens,
+            params=params,
+            seed=seed,
+            grammar=grammar,
+            bad_words_token_ids=self._bad_words(params),
+            thinking=thinking,
+            forced_output_tokens=forced,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Returns the bad words as token ids: a text as it is spelled at a word's beginning and within a line."""

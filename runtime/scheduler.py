@@ -1,38 +1,50 @@
 """The replicated scheduler: a pure function of actions, verdicts and token ids, the same on every rank.
 
-It reads no clock, does no I/O and draws nothing at random; sets and dicts are only iterated in insertion order. First
-come, first served: sequences that run already go first, then waiting ones while rows, tokens and KV entries last. A
-sequence whose grammar is not agreed ready is not scheduled and delays nobody.
+It reads no clock, does no I/O and draws nothing at random; sets and dicts are only iterated in insertion order. Whom a
+step runs is decided in ``step_planner``; which KV blocks a sequence has, in ``kv_manager``. A sequence whose grammar is
+not agreed ready is not scheduled and delays nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grammar_sync.agreement import Verdict
+from runtime.kv_manager import KVBlockManager
 from runtime.messages import ErrorInfo, FinishReason
-from runtime.plan import PlanDigest, PlanRow, StepPlan
+from runtime.plan import PlanDigest, StepPlan
 from runtime.sequence import Sequence, SequenceState
+from runtime.step_planner import SchedulerLimits, SequenceQueues, StepPlanner, enqueue
 
 
-@dataclass(frozen=True)
-class SchedulerLimits:
-    """How much may run at once.
+@dataclass(slots=True)
+class SchedulerStatistics:
+    """What was planned so far, and where the KV blocks are; equal on all ranks.
 
-    Args:
-        max_num_seqs: Sequences that run at once.
-        max_batch_tokens: Tokens of one step.
-        kv_cache_tokens: KV entries of all running sequences together.
-        in_flight_steps: Steps that may be under way at once: one per pipeline stage.
-        max_scored_tokens: Prompt tokens of one step whose logprobs are reported: each needs a row of logits.
+    Attributes:
+        waiting: Sequences that wait for rows, tokens or blocks.
+        running: Sequences that have KV blocks.
+        blocks: KV blocks of the pool.
+        used_blocks: Those that a sequence refers to.
+        cached_blocks: Those that none refers to, kept for what they hold; the rest is free.
+        evicted_blocks: How often a cached block was given to another content.
+        prefill_tokens: Tokens run that were not the newest one of a sequence's output.
+        looked_up_tokens: Tokens of admitted sequences.
+        hit_tokens: Those of them whose KV entries were there.
+        preemptions: How often a sequence's blocks were taken from it.
     """
 
-    max_num_seqs: int
-    max_batch_tokens: int
-    kv_cache_tokens: int
-    in_flight_steps: int
-    max_scored_tokens: int = 256
+    waiting: int = 0
+    running: int = 0
+    blocks: int = 0
+    used_blocks: int = 0
+    cached_blocks: int = 0
+    evicted_blocks: int = 0
+    prefill_tokens: int = 0
+    looked_up_tokens: int = 0
+    hit_tokens: int = 0
+    preemptions: int = 0
 
 
 class Scheduler:
@@ -45,7 +57,11 @@ class Scheduler:
         self._waiting_for_grammar: dict[int, Sequence] = {}
         self._waiting: dict[int, Sequence] = {}
         self._running: dict[int, Sequence] = {}
-        self._kv_tokens = 0
+        self._queues = SequenceQueues(self._sequences, self._waiting, self._running)
+        self.blocks = KVBlockManager(
+            limits.kv_cache_tokens // limits.block_tokens, limits.block_tokens, prefix_cache=limits.prefix_cache
+        )
+        self._totals = SchedulerStatistics()
         self._digest = PlanDigest()
 
     @property
@@ -57,6 +73,20 @@ class Scheduler:
     def digest(self) -> int:
         """A signed 64-bit digest of all that was planned and committed so far."""
         return self._digest.value
+
+    @property
+    def statistics(self) -> SchedulerStatistics:
+        """Counts as of now."""
+        pool = self.blocks.pool
+        return replace(
+            self._totals,
+            waiting=len(self._waiting),
+            running=len(self._running),
+            blocks=pool.num_blocks,
+            used_blocks=pool.used,
+            cached_blocks=pool.cached,
+            evicted_blocks=pool.evictions,
+        )
 
     @property
     def has_work(self) -> bool:
@@ -72,8 +102,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Takes a new sequence; its id must be larger than all before."""
         self._sequences[sequence.sequence_id] = sequence
-        queue = self._waiting if sequence.state is SequenceState.WAITING else self._waiting_for_grammar
-        queue[sequence.sequence_id] = sequence
+        if sequence.state is SequenceState.WAITING:
+            enqueue(self._waiting, sequence)
+        else:
+            self._waiting_for_grammar[sequence.sequence_id] = sequence
 
     def end(self, sequence_id: int, reason: FinishReason, error: ErrorInfo | None = None) -> Sequence | None:
         """Ends a sequence before its own end; returns it, or None when it is unknown or finished already."""
@@ -98,13 +130,11 @@ class Scheduler:
         for sequence_id in verdict.ready:
             sequence = self._waiting_for_grammar.pop(sequence_id)
             sequence.state = SequenceState.WAITING
-            self._waiting[sequence_id] = sequence
-        if verdict.ready:
-            self._waiting = dict(sorted(self._waiting.items()))
+            enqueue(self._waiting, sequence)
         return failed
 
     def release_finished(self, step: int) -> list[Sequence]:
-        """Forgets the sequences that are finished and not in flight; returns them, so that their KV can be freed.
+        """Forgets the sequences that are finished and not in flight, and frees their KV blocks; returns them.
 
         A sequence whose prefill others share stays until the step in which they can first take it over has ended.
         """
@@ -117,33 +147,22 @@ class Scheduler:
             and not (sequence.sequence_id in shared and sequence.prompt_step in (step - 1, step))
         ]
         for sequence in released:
-            sequence_id = sequence.sequence_id
-            del self._sequences[sequence_id]
-            if self._running.pop(sequence_id, None) is not None:
-                self._kv_tokens -= sequence.capacity_tokens
+            del self._sequences[sequence.sequence_id]
+            self._running.pop(sequence.sequence_id, None)
+            self.blocks.free(sequence)
         return released
 
     def plan(self, step: int) -> StepPlan:
-        """Returns what this step runs and marks it as in flight; no rows when nothing can run.
-
-        With several steps in flight each takes an even share of the sequences, so that all stages have work.
-        """
-        limits = self._limits
-        active = min(len(self._running) + len(self._waiting), limits.max_num_seqs)
-        share = -(-active // limits.in_flight_steps)
-        budget, scored_budget = limits.max_batch_tokens, limits.max_scored_tokens
-        rows: list[PlanRow] = []
-        for sequence in self._candidates(step):
-            if len(rows) >= share or budget <= 0:
-                break
-            scores = sequence.scores_prompt and sequence.num_computed < len(sequence.prompt_token_ids)
-            if scores and scored_budget <= 0:
-                continue
-            row = self._row(step, sequence, min(budget, scored_budget) if scores else budget, scores=scores)
-            rows.append(row)
-            budget -= row.length
-            scored_budget -= row.length if scores else 0
-        return StepPlan(step, tuple(rows), self._digest.update_rows(step, tuple(rows)))
+        """Returns what this step runs and marks it as in flight; no rows when nothing can run."""
+        self.blocks.begin_plan()
+        planner = StepPlanner(step, self._limits, self._queues, self.blocks)
+        planner.fill()
+        self._totals.prefill_tokens += planner.prefill_tokens
+        self._totals.looked_up_tokens += planner.looked_up_tokens
+        self._totals.hit_tokens += planner.hit_tokens
+        self._totals.preemptions += len(planner.preempted)
+        rows, preempted = tuple(planner.rows), tuple(planner.preempted)
+        return StepPlan(step, rows, self._digest.update_rows(step, rows, preempted), preempted)
 
     def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> list[int]:
         """Appends a step's tokens to its sampling rows; returns the indices of those that were not ended meanwhile.
@@ -163,6 +182,8 @@ class Scheduler:
                 continue
             committed.append(index)
             if error is not None:
+                # What a computation made that went wrong is for nobody else.
+                self.blocks.forget(sequence)
                 sequence.finish("error", error)
                 continue
             sequence.output_token_ids.append(token_id)
@@ -181,57 +202,3 @@ class Scheduler:
                 sequence.finish("length")
                 scored.append(sequence)
         return scored
-
-    def _candidates(self, step: int) -> Iterable[Sequence]:
-        """Yields running sequences that are not in flight, then waiting ones while there is room for them.
-
-        A sequence that shares a prefill which is still under way waits for it and delays nobody.
-        """
-        for sequence in self._running.values():
-            if not sequence.in_flight and sequence.state is SequenceState.RUNNING:
-                yield sequence
-        for sequence in tuple(self._waiting.values()):
-            if len(self._running) >= self._limits.max_num_seqs:
-                return
-            shared = self._shared_prefill(sequence)
-            if shared is not None and (shared.prompt_step is None or shared.prompt_step >= step):
-                continue
-            if self._kv_tokens + sequence.capacity_tokens > self._limits.kv_cache_tokens:
-                return
-            yield sequence
-
-    def _shared_prefill(self, sequence: Sequence) -> Sequence | None:
-        """Returns the sequence whose prefill this one takes over, if it is there and will be computed or was."""
-        shared = None if sequence.prefill_of is None else self._sequences.get(sequence.prefill_of)
-        if shared is None or (shared.state is SequenceState.FINISHED and shared.prompt_step is None):
-            return None
-        return shared
-
-    def _row(self, step: int, sequence: Sequence, budget: int, *, scores: bool) -> PlanRow:
-        fork_of = -1
-        if sequence.state is SequenceState.WAITING:
-            shared = self._shared_prefill(sequence)
-            if shared is not None:
-                # The last prompt token runs again: its logits are what this sequence draws its first token from.
-                fork_of, sequence.num_computed = shared.sequence_id, len(sequence.prompt_token_ids) - 1
-            del self._waiting[sequence.sequence_id]
-            self._running[sequence.sequence_id] = sequence
-            self._kv_tokens += sequence.capacity_tokens
-            sequence.state = SequenceState.RUNNING
-        start = sequence.num_computed
-        length = min(sequence.num_tokens - start, budget)
-        sequence.num_computed = start + length
-        sequence.in_flight = True
-        if sequence.prompt_step is None and sequence.num_computed >= len(sequence.prompt_token_ids):
-            sequence.prompt_step = step
-        samples = sequence.num_computed == sequence.num_tokens and sequence.max_tokens > 0
-        return PlanRow(
-            sequence_id=sequence.sequence_id,
-            start=start,
-            length=length,
-            samples=samples,
-            constrained=samples and sequence.is_constrained,
-            fork_of=fork_of,
-            scores=scores,
-            reports=samples and (sequence.params.has_logprobs or sequence.params.return_support),
-        )

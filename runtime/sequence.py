@@ -12,7 +12,7 @@ from sampler.params import SamplingParams
 
 
 class SequenceState(Enum):
-    """Where a sequence stands; it only ever moves downwards in this list."""
+    """Where a sequence stands; it moves downwards in this list, and back to ``WAITING`` when it is preempted."""
 
     WAITING_FOR_GRAMMAR = auto()
     WAITING = auto()
@@ -37,8 +37,14 @@ class Sequence:
         bad_words_token_ids: Token sequences that its output must not hold.
         forced_output_tokens: How many of the last prompt ids a score takes as generated.
         state: Where it stands.
+        priority: The lower, the sooner; of equals the one that came first.
+        cache_salt: Only requests with the same salt share KV blocks.
         output_token_ids: What was committed so far.
         num_computed: How many of its tokens have their KV entries computed or in flight.
+        num_scored: How many of its prompt's tokens were run for the logprobs of those that follow them.
+        block_keys: What its full KV blocks are known by, as far as they were asked for.
+        last_step: The step that it last had a row in.
+        preemptions: How often its KV blocks were taken from it.
         prompt_step: The step that computed the last of its prompt; None before.
         in_flight: Whether a step that holds a row of it is not committed yet.
         finish_reason: Why it ended; None before.
@@ -57,8 +63,14 @@ class Sequence:
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     forced_output_tokens: int
     state: SequenceState
+    priority: int = 0
+    cache_salt: str = ""
     output_token_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_scored: int = 0
+    block_keys: list[bytes] = field(default_factory=list)
+    last_step: int = 0
+    preemptions: int = 0
     prompt_step: int | None = None
     in_flight: bool = False
     finish_reason: FinishReason | None = None
@@ -80,7 +92,14 @@ class Sequence:
             bad_words_token_ids=action.bad_words_token_ids,
             forced_output_tokens=action.forced_output_tokens,
             state=SequenceState.WAITING if action.grammar is None else SequenceState.WAITING_FOR_GRAMMAR,
+            priority=action.priority,
+            cache_salt=action.cache_salt,
         )
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in the order of service: by priority, then by arrival."""
+        return self.priority, self.sequence_id
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +128,13 @@ class Sequence:
             return self.output_token_ids[start - prompt_length : start - prompt_length + length]
         head = self.prompt_token_ids[start : start + length]
         return head + self.output_token_ids[: length - len(head)]
+
+    def preempt(self) -> None:
+        """Makes a running sequence that is not in flight wait again; all but its KV entries is kept."""
+        self.state = SequenceState.WAITING
+        self.num_computed = 0
+        self.prompt_step = None
+        self.preemptions += 1
 
     def finish(self, reason: FinishReason, error: ErrorInfo | None = None) -> None:
         """Ends the sequence."""

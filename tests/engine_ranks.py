@@ -37,8 +37,9 @@ from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, Finish
 from runtime.model import DecoderStage
 from runtime.plan import PlanRow, StepPlan
 from runtime.reports import TokenReport
-from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler, SchedulerStatistics
 from runtime.sequence import Sequence
+from runtime.step_planner import SchedulerLimits
 from runtime.thinking import reasoning_of
 from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
@@ -60,6 +61,8 @@ class Job:
     thinking: ThinkingRules | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     abort_at_step: int | None = None
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Case:
 
     ``device`` is ``cpu``, or ``cuda`` for one GPU a rank. ``compile_delay_s`` and ``stall_s`` bound random delays of
     first-stage compiles and of one forward pass on a later stage; ``seed`` draws them. ``fill_faults`` befall matchers.
+    ``more_ends`` are aborts beside those of the jobs: (step, sequence).
     """
 
     model: Path
@@ -87,6 +91,9 @@ class Case:
     max_num_seqs: int = 64
     max_batch_tokens: int = 2048
     kv_cache_tokens: int = 1 << 16
+    block_tokens: int = 16
+    prefix_cache: bool = True
+    more_ends: tuple[tuple[int, int], ...] = ()
     rounds: int = 1
     device: str = "cpu"
     audit: bool = False
@@ -112,20 +119,28 @@ class Output:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank saw: its plans with rows, per round; the leader's outputs; what it built."""
+    """What one rank saw: its plans with rows, per round; the leader's outputs; what it built.
+
+    ``preempted``: each preempted sequence with its output tokens by then; ``holders``: who held KV blocks after each
+    step's plan; ``statistics``: as the rounds ended.
+    """
 
     plans: tuple[tuple[tuple[PlanRow, ...], ...], ...]
     outputs: tuple[tuple[Output, ...], ...]
     tokenizers_built: int
     compilers_built: int
     observed: tuple[tuple[str, str, int], ...] = ()
+    preempted: tuple[tuple[tuple[int, int], ...], ...] = ()
+    holders: tuple[tuple[frozenset[int], ...], ...] = ()
+    statistics: tuple[SchedulerStatistics, ...] = ()
 
 
 class ScriptedLeader:
     """Adds all jobs in the first step, aborts as told, and stops the ranks when all jobs have ended."""
 
-    def __init__(self, jobs: Many[Job]) -> None:
+    def __init__(self, jobs: Many[Job], more_ends: tuple[tuple[int, int], ...] = ()) -> None:
         self._jobs = jobs
+        self._more_ends = more_ends
         self._step = 0
         self._open = set(range(len(jobs)))
         self._ends: list[Action] = []
@@ -145,6 +160,7 @@ class ScriptedLeader:
         aborts: list[Action] = [
             EndSequence(index, "abort") for index, job in enumerate(self._jobs) if job.abort_at_step == self._step
         ]
+        aborts += [EndSequence(sequence_id, "abort") for step, sequence_id in self._more_ends if step == self._step]
         ends, self._ends = self._ends, []
         return ends + aborts
 
@@ -160,6 +176,8 @@ class ScriptedLeader:
             thinking=job.thinking,
             prefill_of=job.prefill_of,
             bad_words_token_ids=job.bad_words_token_ids,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
         )
 
     def watch_grammars(self, statistics: Callable[[int], GrammarStatistics]) -> None:
@@ -204,6 +222,8 @@ class RecordingScheduler(Scheduler):
         super().__init__(limits, eos_token_ids)
         self.planned: list[tuple[PlanRow, ...]] = []
         self._uncommitted: set[int] = set()
+        self.preempted: list[tuple[int, int]] = []
+        self.holders: list[frozenset[int]] = []
 
     def plan(self, step: int) -> StepPlan:
         plan = super().plan(step)
@@ -212,6 +232,8 @@ class RecordingScheduler(Scheduler):
         constrained = {row.sequence_id for row in plan.rows if row.constrained}
         assert not constrained & self._uncommitted, "a mask would be built before the last id came back"
         self._uncommitted.update(row.sequence_id for row in plan.rows)
+        self.preempted += [(one, len(self[one].output_token_ids)) for one in plan.preempted]
+        self.holders.append(frozenset(one for one in self._sequences if one in self.blocks))
         return plan
 
     def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> list[int]:
@@ -354,7 +376,7 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
     observed: list[tuple[str, str, int]] = []
     groups.tensor_parallel.observer = lambda *record: observed.append(record)
     groups.link.observer = lambda *record: observed.append(record)
-    plans, outputs = [], []
+    plans, outputs, preempted, holders, statistics = [], [], [], [], []
     for number in range(case.rounds):
         draw = random.Random(f"{case.seed}/{number}/{rank}")
         stage.stall_once(draw, case.stall_s if groups.link.stage > 0 and draw.random() < 0.5 else 0.0)
@@ -371,15 +393,27 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
                 vocabulary, agreed, reasoning_of(tokenizers[0], vocabulary, case.markers), pool
             )
         scheduler = RecordingScheduler(_limits(case), eos)
-        leader = ScriptedLeader(case.jobs) if rank == 0 else None
+        leader = ScriptedLeader(case.jobs, case.more_ends) if rank == 0 else None
         with faulty_managers([fault for fault in case.fill_faults if fault.rank == rank]):
             _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp, audit_heads)
         plans.append(tuple(scheduler.planned))
+        preempted.append(tuple(scheduler.preempted))
+        holders.append(tuple(scheduler.holders))
+        statistics.append(scheduler.statistics)
         if leader is not None:
             outputs.append(tuple(leader.outputs[index] for index in range(len(case.jobs))))
     for compiler_built in compilers:
         compiler_built.close()
-    return RankRecord(tuple(plans), tuple(outputs), len(tokenizers), len(compilers), tuple(observed))
+    return RankRecord(
+        tuple(plans),
+        tuple(outputs),
+        len(tokenizers),
+        len(compilers),
+        tuple(observed),
+        tuple(preempted),
+        tuple(holders),
+        tuple(statistics),
+    )
 
 
 def _limits(case: Case) -> SchedulerLimits:
@@ -388,6 +422,8 @@ def _limits(case: Case) -> SchedulerLimits:
         max_batch_tokens=case.max_batch_tokens,
         kv_cache_tokens=case.kv_cache_tokens,
         in_flight_steps=case.pp,
+        block_tokens=case.block_tokens,
+        prefix_cache=case.prefix_cache,
     )
 
 

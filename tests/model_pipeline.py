@@ -5,22 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from pp.partition import layer_ranges
 from runtime.batch import Chunk, pack
 from runtime.checkpoint import open_checkpoint
+from runtime.kv_blocks import BlockPool, BlockTable
 from runtime.model import DecoderStage
 from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
 from tp.partition import VocabularyBlocks
 
 CPU = torch.device("cpu")
+NUM_BLOCKS = 1024
+BLOCK_TOKENS = 4
+
+
+class Part(NamedTuple):
+    """The tokens of one sequence that a step runs."""
+
+    sequence_id: int
+    token_ids: Sequence[int]
+    context_length: int
+    logit_rows: int
 
 
 class ModelPipeline:
-    """Runs chunks through all stages and returns logits of the whole vocabulary, on every rank."""
+    """Runs chunks through all stages and returns logits of the whole vocabulary, on every rank.
+
+    A sequence's KV blocks lie in several runs, unless ``paged`` is false: then it has one run.
+    """
 
     def __init__(
         self,
@@ -29,6 +45,7 @@ class ModelPipeline:
         *,
         pp_size: int = 1,
         dtype: torch.dtype = torch.float32,
+        paged: bool = True,
     ) -> None:
         checkpoint = open_checkpoint(path)
         reader = WeightReader(checkpoint)
@@ -38,19 +55,31 @@ class ModelPipeline:
             DecoderStage(self.config, reader, layers, self.group, dtype=dtype, device=CPU)
             for layers in layer_ranges(self.config.num_layers, pp_size)
         ]
-        self.caches = [stage.new_cache() for stage in self.stages]
+        self.caches = [stage.new_cache(NUM_BLOCKS, BLOCK_TOKENS) for stage in self.stages]
+        self._paged = paged
+        self._pool = BlockPool(NUM_BLOCKS)
+        self._tables: dict[int, BlockTable] = {}
 
     def add(self, sequence_id: int, capacity_tokens: int) -> None:
-        for cache in self.caches:
-            cache.add(sequence_id, capacity_tokens)
+        table, between = BlockTable(sequence_id), BlockTable(-1)
+        missing = -(-capacity_tokens // BLOCK_TOKENS)
+        while missing:
+            count = 1 + len(table) % 3 if self._paged else missing
+            count = min(count, missing)
+            self._pool.take(table, count, 0)
+            missing -= count
+            if self._paged:
+                self._pool.take(between, 1, 0)
+        self._pool.release(between)
+        self._tables[sequence_id] = table
+        assert len(table.runs) == 1 or self._paged
 
     def remove(self, sequence_id: int) -> None:
-        for cache in self.caches:
-            cache.remove(sequence_id)
+        self._pool.release(self._tables.pop(sequence_id))
 
-    def step(self, chunks: Sequence[Chunk], *, all_rows: bool = False) -> torch.Tensor:
+    def step(self, parts: Sequence[Part], *, all_rows: bool = False) -> torch.Tensor:
         """Returns [S, vocab_size], or [T, vocab_size] of every token with ``all_rows``."""
-        batch = pack(chunks, CPU)
+        batch = pack([Chunk(*part, self._tables[part.sequence_id]) for part in parts], BLOCK_TOKENS, CPU)
         if all_rows:
             batch = replace(batch, sample_rows=torch.arange(batch.token_ids.numel()))
         hidden: torch.Tensor | None = None
@@ -66,9 +95,9 @@ class ModelPipeline:
             self.add(index, len(prompt) + new_tokens)
         done = [0] * len(prompts)
         for _ in range(new_tokens):
-            chunks = [Chunk(index, ids[done[index] :], done[index], True) for index, ids in enumerate(sequences)]
+            parts = [Part(index, ids[done[index] :], done[index], True) for index, ids in enumerate(sequences)]
             done = [len(ids) for ids in sequences]
-            for ids, token_id in zip(sequences, self.step(chunks).argmax(dim=1).tolist(), strict=True):
+            for ids, token_id in zip(sequences, self.step(parts).argmax(dim=1).tolist(), strict=True):
                 ids.append(token_id)
         for index in range(len(prompts)):
             self.remove(index)

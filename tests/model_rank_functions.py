@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from model_pipeline import ModelPipeline
+from model_pipeline import ModelPipeline, Part
 
 from launch.groups import build_groups
-from runtime.batch import Chunk
 from runtime.checkpoint import open_checkpoint
 from runtime.model import DecoderStage
 from runtime.weights import WeightReader
@@ -22,15 +21,15 @@ from tp.partition import even_run
 Logits = npt.NDArray[np.float32]
 
 
-def mixed_steps() -> list[list[Chunk]]:
+def mixed_steps() -> list[list[Part]]:
     """Returns two sequences' chunks: prefill in parts, mixed with decodes of the other."""
     generator = random.Random(12)
     first, second = ([generator.randrange(320) for _ in range(length)] for length in (26, 19))
     return [
-        [Chunk(0, first[:9], 0, True), Chunk(1, second[:12], 0, False)],
-        [Chunk(1, second[12:17], 12, True), Chunk(0, first[9:10], 9, True)],
-        [Chunk(0, first[10:26], 10, True), Chunk(1, second[17:18], 17, True)],
-        [Chunk(1, second[18:], 18, True)],
+        [Part(0, first[:9], 0, True), Part(1, second[:12], 0, False)],
+        [Part(1, second[12:17], 12, True), Part(0, first[9:10], 9, True)],
+        [Part(0, first[10:26], 10, True), Part(1, second[17:18], 17, True)],
+        [Part(1, second[18:], 18, True)],
     ]
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from engine_ranks import Case, Job, Output, grammar, run_engine
-from model_pipeline import ModelPipeline
+from model_pipeline import ModelPipeline, Part
 from ranks import RankFailure, run_ranks
 from tiny_checkpoints import write_tiny_checkpoint
 
-from runtime.batch import Chunk
 from sampler.params import SamplingParams
 
 pytestmark = pytest.mark.long(30)
@@ -39,7 +38,7 @@ def reference(model: Path, token_ids: tuple[int, ...]) -> torch.Tensor:
     """Returns log_softmax in float64 after each token, [T, V], by one whole prefill in one process."""
     pipeline = ModelPipeline(model)
     pipeline.add(0, len(token_ids))
-    return pipeline.step([Chunk(0, token_ids, 0, 1)], all_rows=True).double().log_softmax(dim=1)
+    return pipeline.step([Part(0, token_ids, 0, 1)], all_rows=True).double().log_softmax(dim=1)
 
 
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from default_model import DEFAULT_MODEL_PROMPTS, default_model_path
 from greedy_reference import Reference, check_equal, engine_tokens, engine_tokens_one_by_one, reference
-from model_pipeline import ModelPipeline
+from model_pipeline import ModelPipeline, Part
 from transformers import AutoModelForCausalLM
 
-from runtime.batch import Chunk
 from runtime.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.long(200), pytest.mark.model]
@@ -59,7 +58,7 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(model: Any) -> Non
             logits = model(torch.tensor([prompt + continuation])).logits[0]
         assert logits[len(prompt) - 1 : -1].argmax(dim=1).tolist() == continuation
         pipeline.add(0, len(prompt) + 24)
-        got = pipeline.step([Chunk(0, prompt + continuation, 0, True)], all_rows=True)
+        got = pipeline.step([Part(0, prompt + continuation, 0, True)], all_rows=True)
         pipeline.remove(0)
         torch.testing.assert_close(got, logits, atol=2e-4, rtol=0)
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from model_pipeline import ModelPipeline
+from model_pipeline import ModelPipeline, Part
 from tiny_checkpoints import FAMILIES, write_tiny_checkpoint
 from transformers import AutoModelForCausalLM
-
-from runtime.batch import Chunk
 
 ATOL = 1e-4
 LLAMA3 = {
@@ -79,7 +77,7 @@ def test_prefill_gives_the_logits_of_transformers(model: tuple[Path, Any]) -> No
     token_ids = random_ids(45, seed=2)
     pipeline = ModelPipeline(folder)
     pipeline.add(7, 45)
-    got = pipeline.step([Chunk(7, token_ids, 0, True)], all_rows=True)
+    got = pipeline.step([Part(7, token_ids, 0, True)], all_rows=True)
     expected = reference_logits(reference, token_ids)
     assert expected.std() > 0.3, "the reference's logits are too flat to tell anything"
     torch.testing.assert_close(got, expected, atol=ATOL, rtol=0)
@@ -99,7 +97,7 @@ def test_mixed_batches_of_chunks_and_decodes_give_the_same_logits(model: tuple[P
         for key, ids in sequences.items():
             length = min(generator.choice([0, 1, 1, 1, 2, 7, 15]), len(ids) - done[key])
             if length:
-                chunks.append(Chunk(key, ids[done[key] : done[key] + length], done[key], generator.random() < 0.8))
+                chunks.append(Part(key, ids[done[key] : done[key] + length], done[key], generator.random() < 0.8))
         generator.shuffle(chunks)
         if not chunks:
             continue
@@ -127,7 +125,7 @@ def test_bfloat16_stays_near_float32(model: tuple[Path, Any]) -> None:
     token_ids = random_ids(20, seed=8)
     pipeline = ModelPipeline(folder, dtype=torch.bfloat16)
     pipeline.add(0, 20)
-    got = pipeline.step([Chunk(0, token_ids, 0, True)], all_rows=True)
+    got = pipeline.step([Part(0, token_ids, 0, True)], all_rows=True)
     expected = reference_logits(reference, token_ids)
     ours = (got - expected).abs().mean()
     theirs = (reference_logits(reference.to(torch.bfloat16), token_ids).float() - expected).abs().mean()

@@ -46,6 +46,7 @@ def test_engine_options() -> None:
     command = generate(
         *("x", "--tp", "4", "--pp", "2", "--pp-layers", "8, 7", "--dtype", "bfloat16", "--device", "cpu"),
         *("--max-model-len", "128", "--max-num-seqs", "3", "--max-batch-tokens", "5", "--kv-cache-bytes", "1000"),
+        "--no-prefix-cache",
         *("--group-timeout", "7.5", "--start-timeout", "9", "--grammar-timeout", "0.5", "--threads-per-rank", "2"),
     )
     assert command.engine == EngineOptions(
@@ -59,6 +60,7 @@ def test_engine_options() -> None:
         max_num_seqs=3,
         max_batch_tokens=5,
         kv_cache_bytes=1000,
+        prefix_cache=False,
         group_timeout_s=7.5,
         start_timeout_s=9.0,
         grammar_timeout_s=0.5,

@@ -368,3 +368,26 @@ def test_anything_is_a_request_or_a_request_error(fields: dict[str, Any], with_p
     assert 0 <= request.seed < 2**64
     assert request.params.n >= 1
     msgspec.msgpack.encode((request.params, request.grammar))
+
+
+def test_priority_and_cache_salt_go_with_the_request() -> None:
+    assert (build().priority, build().cache_salt) == (0, "")
+    request = build(priority=-3, cache_salt="tenant-1")
+    assert (request.priority, request.cache_salt) == (-3, "tenant-1")
+    assert (build(priority=None, cache_salt=None).priority, build(cache_salt=None).cache_salt) == (0, "")
+
+
+@pytest.mark.parametrize("value", [1.0, "1", True, 2**31, -(2**31), 10**50, [1]])
+def test_a_priority_is_an_integer_of_32_bits(value: Any) -> None:
+    assert error_of({"prompt": "a", "priority": value}).info.param == "priority"
+
+
+@pytest.mark.parametrize("value", ["", "x" * 1025, 7, ["a"]])
+def test_a_cache_salt_is_a_short_text(value: Any) -> None:
+    assert error_of({"prompt": "a", "cache_salt": value}).info.param == "cache_salt"
+
+
+def test_a_prompt_to_score_must_fit_into_the_kv_cache() -> None:
+    assert builder(kv_cache_tokens=3).build({"prompt": "abc"}, score=True).max_tokens == 0
+    with pytest.raises(RequestError, match="prompt has 4 tokens: the KV cache has room for 3"):
+        builder(kv_cache_tokens=3).build({"prompt": "abcd"}, score=True)

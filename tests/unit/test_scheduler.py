@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -16,12 +16,14 @@ from grammar_sync.agreement import GrammarFailure, Verdict
 from grammar_sync.spec import GrammarSpec
 from runtime.messages import AddSequence, ErrorInfo
 from runtime.plan import PlanDigest, PlanRow, StepPlan
-from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence, SequenceState
+from runtime.step_planner import SchedulerLimits
 from sampler.params import SamplingParams
 
 EOS = 1
 GRAMMAR = GrammarSpec("regex", "a+")
+MOST_TOKENS = 14
 
 
 def action(
@@ -30,12 +32,17 @@ def action(
     max_tokens: int = 2,
     *,
     constrained: bool = False,
+    priority: int = 0,
+    first_token: int | None = None,
     **params: Any,
 ) -> AddSequence:
+    """Returns a request; its prompt begins like no other's unless it is given a ``first_token``."""
+    first = 1000 + sequence_id if first_token is None else first_token
     return AddSequence(
         sequence_id=sequence_id,
         choice=0,
-        prompt_token_ids=list(range(10, 10 + prompt_tokens)),
+        prompt_token_ids=[first, *range(10, 9 + prompt_tokens)],
+        priority=priority,
         max_tokens=max_tokens,
         params=SamplingParams(**params),
         seed=0,
@@ -44,13 +51,21 @@ def action(
 
 
 def scheduler_of(
-    *, max_num_seqs: int = 8, max_batch_tokens: int = 64, kv_cache_tokens: int = 1000, in_flight_steps: int = 1
+    *,
+    max_num_seqs: int = 8,
+    max_batch_tokens: int = 64,
+    kv_cache_tokens: int = 1000,
+    in_flight_steps: int = 1,
+    block_tokens: int = 2,
+    prefix_cache: bool = True,
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
         kv_cache_tokens=kv_cache_tokens,
         in_flight_steps=in_flight_steps,
+        block_tokens=block_tokens,
+        prefix_cache=prefix_cache,
     )
     return Scheduler(limits, [EOS])
 
@@ -85,7 +100,35 @@ def assert_empty(scheduler: Scheduler) -> None:
     assert not scheduler.has_work
     assert scheduler.waiting_for_grammar == ()
     assert (scheduler._sequences, scheduler._waiting, scheduler._running) == ({}, {}, {})
-    assert scheduler._kv_tokens == 0
+    assert len(scheduler.blocks) == 0
+    assert scheduler.statistics.used_blocks == 0
+    scheduler.blocks.begin_plan()
+    assert scheduler.blocks._computing == {}
+
+
+class SimulatedMemory:
+    """Stands for the KV pool: a slot holds all tokens up to its own, or nothing that is known."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._slots: dict[int, tuple[int, ...]] = {}
+
+    def run(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        """Does what a forward pass does with the pool, and checks that each row reads its own tokens' entries."""
+        size = self._block_tokens
+        rows = [(row, scheduler[row.sequence_id], scheduler.blocks.table(row.sequence_id).blocks) for row in plan.rows]
+        for row, _, blocks in rows:
+            if row.copied >= 0:
+                source, target = row.copied * size, blocks[row.start // size] * size
+                self._slots.update({target + at: self._slots.get(source + at, ()) for at in range(size)})
+        for row, sequence, blocks in rows:
+            tokens = sequence.token_ids(0, row.start + row.length)
+            for at in range(row.start, row.start + row.length):
+                self._slots[blocks[at // size] * size + at % size] = tuple(tokens[: at + 1])
+        for row, sequence, blocks in rows:
+            tokens = sequence.token_ids(0, row.start + row.length)
+            for at in range(row.start + row.length):
+                assert self._slots.get(blocks[at // size] * size + at % size) == tuple(tokens[: at + 1])
 
 
 class SchedulerHistory(RuleBasedStateMachine):
@@ -94,16 +137,37 @@ class SchedulerHistory(RuleBasedStateMachine):
     @initialize(
         max_num_seqs=st.integers(1, 4),
         max_batch_tokens=st.integers(1, 9),
-        kv_cache_tokens=st.integers(12, 40),
+        block_tokens=st.integers(1, 5),
+        more_blocks=st.integers(0, 4),
         in_flight_steps=st.integers(1, 4),
+        prefix_cache=st.booleans(),
     )
-    def begin(self, max_num_seqs: int, max_batch_tokens: int, kv_cache_tokens: int, in_flight_steps: int) -> None:
-        self.limits = SchedulerLimits(max_num_seqs, max_batch_tokens, kv_cache_tokens, in_flight_steps)
+    def begin(
+        self,
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        block_tokens: int,
+        more_blocks: int,
+        in_flight_steps: int,
+        prefix_cache: bool,
+    ) -> None:
+        kv_cache_tokens = (-(-MOST_TOKENS // block_tokens) + more_blocks) * block_tokens
+        self.limits = SchedulerLimits(
+            max_num_seqs,
+            max_batch_tokens,
+            kv_cache_tokens,
+            in_flight_steps,
+            max_scored_tokens=3,
+            block_tokens=block_tokens,
+            prefix_cache=prefix_cache,
+        )
         self.replicas = [Scheduler(self.limits, [EOS]) for _ in range(2)]
+        self.memory = SimulatedMemory(block_tokens)
         self.flights: deque[StepPlan] = deque()
         self.step = 0
         self.next_id = 0
-        self.computed: dict[int, int] = {}
+        self.computed: dict[int, int | None] = {}
+        self.scored: dict[int, int] = {}
         self.finished: set[int] = set()
         self.reported: set[int] = set()
         self.mirrors: dict[int, Sequence] = {}
@@ -113,15 +177,46 @@ class SchedulerHistory(RuleBasedStateMachine):
         return self.replicas[0]
 
     @rule(
-        prompt_tokens=st.integers(1, 8), max_tokens=st.integers(1, 4), constrained=st.booleans(), jump=st.integers(1, 3)
+        prompt_tokens=st.integers(1, 6),
+        max_tokens=st.integers(1, 8),
+        constrained=st.booleans(),
+        jump=st.integers(1, 3),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        first_token=st.sampled_from([3, 3, None]),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+        choices=st.sampled_from([1, 1, 2, 3]),
     )
-    def arrive(self, prompt_tokens: int, max_tokens: int, constrained: bool, jump: int) -> None:
+    def arrive(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        constrained: bool,
+        jump: int,
+        priority: int,
+        first_token: int | None,
+        prompt_logprobs: int | None,
+        choices: int,
+    ) -> None:
         self.next_id += jump
-        one = action(self.next_id, prompt_tokens, max_tokens, constrained=constrained)
-        for replica in self.replicas:
-            add(replica, one)
-        self.mirrors[self.next_id] = self.scheduler[self.next_id]
-        self.computed[self.next_id] = 0
+        first = action(
+            self.next_id,
+            prompt_tokens,
+            max_tokens,
+            constrained=constrained,
+            priority=priority,
+            first_token=first_token,
+            prompt_logprobs=prompt_logprobs,
+        )
+        for choice in range(choices):
+            one = msgspec.structs.replace(
+                first, sequence_id=self.next_id, choice=choice, prefill_of=first.sequence_id if choice else None
+            )
+            for replica in self.replicas:
+                add(replica, one)
+            self.mirrors[self.next_id] = self.scheduler[self.next_id]
+            self.computed[self.next_id] = None
+            self.scored[self.next_id] = 0
+            self.next_id += 1
 
     @rule(data=st.data(), reason=st.sampled_from(["abort", "error", "stop"]))
     def end(self, data: st.DataObject, reason: Any) -> None:
@@ -154,9 +249,11 @@ class SchedulerHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def run_step(self, data: st.DataObject) -> None:
         self.step += 1
-        before = list(self.scheduler._waiting)
+        before = list(self.scheduler._waiting.values())
         unreleased = self.finished - self.reported
-        idle = not self.flights and self.scheduler.has_work and not unreleased
+        parents = {one.prefill_of for one in before}
+        held_back = parents.intersection(self.scheduler.waiting_for_grammar)
+        idle = not self.flights and self.scheduler.has_work and not unreleased and not held_back
         plans = [replica.plan(self.step) for replica in self.replicas]
         assert plans[0] == plans[1]
         plan = plans[0]
@@ -168,25 +265,51 @@ class SchedulerHistory(RuleBasedStateMachine):
             self._commit(self.flights.popleft(), data)
         self._release()
 
-    def _check(self, plan: StepPlan, waiting_before: list[int]) -> None:
+    def _check(self, plan: StepPlan, waiting_before: list[Sequence]) -> None:
         assert plan.num_tokens <= self.limits.max_batch_tokens
         assert len(set(ids_of(plan))) == len(plan.rows)
-        assert not {one for flight in self.flights for one in ids_of(flight)}.intersection(ids_of(plan))
-        admitted = [one for one in ids_of(plan) if one in waiting_before]
-        assert admitted == waiting_before[: len(admitted)], "a later arrival was admitted before an earlier one"
+        in_flight = {one for flight in self.flights for one in ids_of(flight)}
+        assert in_flight.isdisjoint(ids_of(plan))
+        assert in_flight.isdisjoint(plan.preempted)
+        if not self.limits.prefix_cache:
+            # Those that share nothing are admitted in order of rank.
+            alone = [one for one in waiting_before if one.prefill_of is None and not one.scores_prompt]
+            admitted = [one.state is not SequenceState.WAITING for one in alone]
+            assert admitted == sorted(admitted, reverse=True)
+        for sequence_id in plan.preempted:
+            self.computed[sequence_id] = None
+            assert self.mirrors[sequence_id].state is SequenceState.WAITING
+            assert all(
+                self.mirrors[sequence_id].rank > running.rank
+                for running in self.scheduler._running.values()
+                if running.state is SequenceState.RUNNING and not running.in_flight
+            ), "one of a higher rank was preempted"
+        self.memory.run(plan, self.scheduler)
         for row in plan.rows:
             sequence = self.mirrors[row.sequence_id]
             assert row.sequence_id not in self.finished
-            assert row.start == self.computed[row.sequence_id]
+            computed = self.computed[row.sequence_id]
+            if computed is None:
+                shares = self.limits.prefix_cache or sequence.prefill_of is not None
+                assert row.start == 0 or (shares and row.start < sequence.num_tokens)
+                assert row.new_blocks == tuple(self.scheduler.blocks.table(row.sequence_id).blocks)
+            else:
+                assert row.start == computed
             assert row.length >= 1
             assert len(sequence.token_ids(row.start, row.length)) == row.length
-            self.computed[row.sequence_id] += row.length
-            assert row.samples == (self.computed[row.sequence_id] == sequence.num_tokens)
+            self.computed[row.sequence_id] = row.start + row.length
+            assert row.samples == (row.start + row.length == sequence.num_tokens)
             assert row.constrained == (row.samples and sequence.grammar is not None)
+            if row.scores:
+                assert row.start == self.scored[row.sequence_id], "each prompt token is scored once, in order"
+                self.scored[row.sequence_id] += row.length
+            if row.samples and sequence.scores_prompt:
+                assert self.scored[row.sequence_id] == len(sequence.prompt_token_ids)
+        assert sum(row.length for row in plan.rows if row.scores) <= self.limits.max_scored_tokens
 
     def _commit(self, plan: StepPlan, data: st.DataObject) -> None:
         count = len(plan.sampling_rows)
-        outcomes = data.draw(st.lists(st.sampled_from([5, 6, 7, EOS, None]), min_size=count, max_size=count))
+        outcomes = data.draw(st.lists(st.sampled_from([5, 5, 6, 6, 7, 7, EOS, None]), min_size=count, max_size=count))
         tokens = [-1 if outcome is None else outcome for outcome in outcomes]
         errors = [ErrorInfo("sampling_error", "no token") if outcome is None else None for outcome in outcomes]
         lengths = {row.sequence_id: self.mirrors[row.sequence_id].num_tokens for row in plan.rows}
@@ -216,19 +339,33 @@ class SchedulerHistory(RuleBasedStateMachine):
             return
         running = self.scheduler._running
         assert len(running) <= self.limits.max_num_seqs
-        assert self.scheduler._kv_tokens == sum(sequence.capacity_tokens for sequence in running.values())
-        assert self.scheduler._kv_tokens <= self.limits.kv_cache_tokens
-        assert list(self.scheduler._waiting) == sorted(self.scheduler._waiting)
+        for queue in (self.scheduler._waiting, running):
+            assert [one.rank for one in queue.values()] == sorted(one.rank for one in queue.values())
         assert list(self.scheduler.waiting_for_grammar) == sorted(self.scheduler.waiting_for_grammar)
         in_flight = {one for flight in self.flights for one in ids_of(flight)}
         assert in_flight == {one for one, sequence in self.scheduler._sequences.items() if sequence.in_flight}
+
+    @invariant()
+    def blocks_in_use_are_those_referred_to(self) -> None:
+        if not hasattr(self, "replicas"):
+            return
+        tables = [{one: replica.blocks.table(one).blocks for one in replica._running} for replica in self.replicas]
+        assert tables[0] == tables[1]
+        assert len(self.scheduler.blocks) == len(tables[0])
+        referred = Counter(block for blocks in tables[0].values() for block in blocks)
+        pool = self.scheduler.blocks.pool
+        assert {block: pool.references(block) for block in range(pool.num_blocks) if pool.references(block)} == referred
+        statistics = self.scheduler.statistics
+        assert statistics == self.replicas[1].statistics
+        assert statistics.used_blocks == len(referred)
+        assert statistics.used_blocks + statistics.cached_blocks <= statistics.blocks
 
     def teardown(self) -> None:
         """Lets every grammar become ready and every row sample: all sequences finish, nothing is left."""
         if not hasattr(self, "replicas"):
             return
         bound = (
-            10 + 2 * sum(sequence.capacity_tokens for sequence in self.mirrors.values()) * self.limits.in_flight_steps
+            10 + 9 * sum(sequence.capacity_tokens for sequence in self.mirrors.values()) * self.limits.in_flight_steps
         )
         replica = self.scheduler
         replica.apply(Verdict(self.step, replica.waiting_for_grammar))
@@ -236,12 +373,15 @@ class SchedulerHistory(RuleBasedStateMachine):
             bound -= 1
             self.step += 1
             plan = replica.plan(self.step)
+            self.memory.run(plan, replica)
             if plan.rows:
                 self.flights.append(plan)
             while self.flights and (len(self.flights) == self.limits.in_flight_steps or not plan.rows):
                 commit(replica, self.flights.popleft())
             replica.release_finished(self.step)
-        replica.release_finished(self.step)
+        for _ in range(2):
+            self.step += 1
+            replica.release_finished(self.step)
         assert_empty(replica)
         assert all(sequence.finish_reason is not None for sequence in self.mirrors.values())
 
@@ -525,7 +665,7 @@ def prompt_tokens_run(plans: list[StepPlan], prompt_tokens: int) -> int:
 @pytest.mark.parametrize("max_tokens", [1, 3])
 @pytest.mark.parametrize("budget", [2, 64])
 def test_choices_share_one_prefill(in_flight_steps: int, max_tokens: int, budget: int) -> None:
-    scheduler = scheduler_of(in_flight_steps=in_flight_steps, max_batch_tokens=budget)
+    scheduler = scheduler_of(in_flight_steps=in_flight_steps, max_batch_tokens=budget, prefix_cache=False)
     add(scheduler, *choices(4, max_tokens=max_tokens))
     plans, flights = [], deque[StepPlan]()
     for step in range(1, 100):
@@ -537,24 +677,23 @@ def test_choices_share_one_prefill(in_flight_steps: int, max_tokens: int, budget
             commit(scheduler, flights.popleft())
         scheduler.release_finished(step)
     assert_empty(scheduler)
-    assert all(row.fork_of == -1 for row in plans[0].rows)
-    forks = {row.sequence_id: row for plan in plans for row in plan.rows if row.fork_of >= 0}
+    first_rows = {row.sequence_id: row for plan in reversed(plans) for row in plan.rows}
+    forks = [one for one, row in first_rows.items() if (row.start, row.length) == (4, 1)]
     # What was admitted too late, after the first had ended and gone, runs the prompt itself.
     late = 4 - 1 - len(forks)
-    assert all((row.fork_of, row.start, row.length) == (0, 4, 1) for row in forks.values())
     assert prompt_tokens_run(plans, 5) == 5 + len(forks) + 5 * late
     if (budget, in_flight_steps) == (64, 1):
         assert sorted(forks) == [1, 2, 3]
 
 
 def test_a_choice_whose_first_was_aborted_runs_the_prompt_itself() -> None:
-    scheduler = scheduler_of(max_batch_tokens=2)
+    scheduler = scheduler_of(max_batch_tokens=2, prefix_cache=False)
     add(scheduler, *choices(2))
     commit(scheduler, scheduler.plan(1))
     scheduler.end(0, "abort")
     scheduler.release_finished(1)
     plan = scheduler.plan(2)
-    assert [(row.sequence_id, row.start, row.fork_of) for row in plan.rows] == [(1, 0, -1)]
+    assert [(row.sequence_id, row.start, row.copied) for row in plan.rows] == [(1, 0, -1)]
 
 
 def test_a_choice_that_waits_for_a_prefill_delays_nobody() -> None:
