@@ -6,12 +6,17 @@ lexer may read as one token: no two neighbours in a rule can run into each other
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from grammar_sync.prepared import CompileError
 from grammar_sync.regular import Language
+from grammar_sync.regular_chars import RegularError
+
+_EBNF_PARTS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]| ::=')
+"""A quoted text, a class of characters, or what stands between a rule's name and its body."""
 
 MAX_GRAMMAR_BYTES: Final = 512 << 10
 """Bound on a grammar as written for an engine."""
@@ -220,15 +225,30 @@ def lark(rules: Rules, root: str) -> str:
         RegularError: A language is empty or too large to be written.
         CompileError: The grammar is too long.
     """
-    terminals = {name: f"T_{name.upper()}" for name, body in rules.items() if isinstance(body, Terminal)}
-    lines = [f"start: {terminals.get(root, f'r_{root}')}"]
+    names: dict[str, str] = {}
+    lines: list[str] = []
     for name, body in rules.items():
         if isinstance(body, Terminal):
-            regex = body.language.to_regex(json_encoded=body.json_encoded)
-            lines.append(f"{terminals[name]}: " + (f'/"(?:{regex})"/' if body.quoted else f"/{regex}/"))
-        else:
-            lines.append(f"r_{name}: {_lark(body, terminals)}")
-    return _bounded(lines)
+            names[name], text = _lark_terminal(name, body)
+            lines.append(text)
+    lines.extend(f"r_{name}: {_lark(body, names)}" for name, body in rules.items() if not isinstance(body, Terminal))
+    return _bounded([f"start: {names.get(root, f'r_{root}')}", *lines])
+
+
+def _lark_terminal(name: str, body: Terminal) -> tuple[str, str]:
+    """Returns the name of a terminal, and its definition: an expression, or rules where that would be too large."""
+    try:
+        regex = body.language.to_regex(json_encoded=body.json_encoded)
+    except RegularError:
+        inner = f"{name}_text" if body.quoted else name
+        text = _EBNF_PARTS.sub(_lark_part, body.language.to_ebnf(inner, json_encoded=body.json_encoded))
+        return name, f'{name}: "\\"" {inner} "\\""\n{text}' if body.quoted else text
+    return f"T_{name.upper()}", f"T_{name.upper()}: " + (f'/"(?:{regex})"/' if body.quoted else f"/{regex}/")
+
+
+def _lark_part(found: re.Match[str]) -> str:
+    part = found[0]
+    return ":" if part == " ::=" else part if part[0] == '"' else f"/{part}/"
 
 
 def _lark(body: Expression, terminals: Mapping[str, str]) -> str:

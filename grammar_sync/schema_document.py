@@ -41,6 +41,14 @@ class Schema:
         """Returns a keyword's value, or None where the schema lacks it or is true or false."""
         return self.value.get(keyword) if isinstance(self.value, dict) else None
 
+    def present(self, keywords: tuple[str, ...]) -> list[str]:
+        """Returns which of the keywords the schema has; null counts as absent but for ``const``."""
+        if isinstance(self.value, bool):
+            return []
+        return [
+            name for name in keywords if self.value.get(name) is not None or (name == "const" and name in self.value)
+        ]
+
 
 Member: TypeAlias = tuple[Schema, bool]
 """A schema, and whether a value must be valid (True) or invalid (False) under it."""

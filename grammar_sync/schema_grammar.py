@@ -182,23 +182,23 @@ class _Builder:
 
     def _string(self, record: Strings, path: str) -> Expression:
         if record not in self._terminals:
-            bound = self._options.max_string_length
-            given = record
-            if bound is not None and record.max_length is None and not record.constraints:
-                record = replace(record, max_length=max(bound, record.min_length))
-                self._note(path, "max_string_length", f"strings have at most {record.max_length} characters")
-            try:
-                terminal = string_terminal(record)
-                for constraint in record.constraints:
-                    note = narrowing(constraint)
-                    if note is not None:
-                        self._rewritten[note] = None
-            except TextError as error:
-                self._walk.refuse(error.path, error.keyword, str(error))
-                terminal = string_terminal(Strings(record.min_length, record.max_length))
-            empty = terminal.language.is_empty()
-            self._terminals[given] = None if empty else self._add_terminal(terminal)
+            terminal = self._string_terminal(record, path)
+            self._terminals[record] = None if terminal.language.is_empty() else self._add_terminal(terminal)
         return self._terminals[record] or NOTHING
+
+    def _string_terminal(self, record: Strings, path: str) -> Terminal:
+        bound = self._options.max_string_length
+        if bound is not None and record.max_length is None and not record.constraints:
+            record = replace(record, max_length=max(bound, record.min_length))
+            self._note(path, "max_string_length", f"strings have at most {record.max_length} characters")
+        try:
+            terminal = string_terminal(record)
+        except TextError as error:
+            self._walk.refuse(error.path, error.keyword, str(error))
+            return string_terminal(Strings(record.min_length, record.max_length))
+        notes = map(narrowing, record.constraints)
+        self._rewritten.update(dict.fromkeys(note for note in notes if note is not None))
+        return terminal
 
     def _array(self, record: Arrays, path: str) -> Expression:
         bound = self._options.max_items

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from grammar_sync.schema_document import Conjunction, Document, Schema, pointer
 from grammar_sync.schema_goals import (
@@ -397,9 +397,3 @@ POSITIVE: Final[Mapping[tuple[str, ...], Positive]] = {
     ("if",): _if,
 }
 """By the keywords that one function takes together. The order decides nothing but the order of properties."""
-
-
-def keywords_present(schema: Schema, keywords: tuple[str, ...]) -> list[str]:
-    """Returns which of the keywords a schema has; ``const`` counts with any value, null too."""
-    value: Any = schema.value
-    return [name for name in keywords if name in value and (value[name] is not None or name == "const")]

@@ -16,7 +16,7 @@ from grammar_sync.schema_document import Conjunction, Document, Schema, conjoin,
 from grammar_sync.schema_goals import Check, Choice, Goal, Goals, Scopes, Update, with_items, with_properties
 from grammar_sync.schema_negative import NEGATIVE, CannotNegateError
 from grammar_sync.schema_oracle import Oracle
-from grammar_sync.schema_positive import POSITIVE, Context, keywords_present
+from grammar_sync.schema_positive import POSITIVE, Context
 from grammar_sync.schema_state import ItemSet, Objects, PropertySet, State
 
 MAX_ALTERNATIVES = 512
@@ -168,7 +168,7 @@ class SchemaWalk:
     def _present(self, schema: Schema, keywords: tuple[str, ...]) -> list[str]:
         if self.document.draft <= 7 and schema.get("$ref") is not None and keywords[0] != "$ref":
             return []
-        return keywords_present(schema, keywords)
+        return schema.present(keywords)
 
     def _is_disjoint(self, left: Schema, right: Schema) -> bool:
         key = (left, right) if left.path <= right.path else (right, left)
