@@ -9,7 +9,8 @@ leave_on_signals()
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -22,7 +23,7 @@ from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError
 from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.exit_codes import ExitCode
-from launch.grammar_judge import GrammarJudge
+from launch.grammar_judge import CompileProcess, GrammarJudge
 from launch.grammar_lines import GrammarLine, read_grammars
 from launch.grammar_report import GrammarRecord, TextRecord, Totals, json_line, print_report
 from launch.options import CheckGrammarCommand
@@ -44,6 +45,8 @@ _MODEL_ERRORS = (
     VocabularyMismatchError,
 )
 
+_LINES_AHEAD = 16
+
 
 def main(argv: list[str]) -> int:
     """Runs ``lockstep`` with ``argv``, which ask for ``check-grammar``; returns the exit code."""
@@ -64,27 +67,39 @@ def main(argv: list[str]) -> int:
 
 def run_check_grammar(command: CheckGrammarCommand) -> int:
     """Checks all grammars of a command; returns the exit code."""
+    process = CompileProcess()
     tokenizer = Tokenizer.load(command.model)
     config = open_checkpoint(command.model).config
     eos_token_ids = tuple(sorted({*tokenizer.eos_token_ids, *config.eos_token_ids}))
     vocabulary = grammar_vocabulary(tokenizer, config, eos_token_ids)
-    checker = _Checker(GrammarJudge(vocabulary), _text_checker(vocabulary, tokenizer))
-    as_text = _is_text(command)
+    judge = GrammarJudge(vocabulary, command, process)
+    checker = _Checker(judge, _text_checker(vocabulary, tokenizer))
     totals = Totals()
     start_s = time.monotonic()
-    with _output(command) as output:
-        console = Console(file=output, highlight=False, soft_wrap=True)
-        for line in read_grammars(command):
-            record = checker.record(line)
-            totals.add(line, record)
-            if as_text:
-                print_report(console, record, line.texts, line.expect)
-            else:
-                output.write(json_line(record))
-                output.flush()
+    try:
+        with _output(command) as output:
+            write = _writer(command, output)
+            for line, record in checker.records(read_grammars(command)):
+                totals.add(line, record)
+                write(line, record)
+    finally:
+        judge.close()
     if command.input_file is not None:
         print(totals.summary(time.monotonic() - start_s), file=sys.stderr)
     return totals.exit_code(command)
+
+
+def _writer(command: CheckGrammarCommand, output: TextIO) -> Callable[[GrammarLine, GrammarRecord], None]:
+    console = Console(file=output, highlight=False, soft_wrap=True)
+
+    def write_report(line: GrammarLine, record: GrammarRecord) -> None:
+        print_report(console, record, line.texts, line.expect)
+
+    def write_json(_: GrammarLine, record: GrammarRecord) -> None:
+        output.write(json_line(record))
+        output.flush()
+
+    return write_report if _is_text(command) else write_json
 
 
 class _Checker:
@@ -94,11 +109,27 @@ class _Checker:
         self._judge = judge
         self._texts = texts
 
-    def record(self, line: GrammarLine) -> GrammarRecord:
+    def records(self, lines: Iterable[GrammarLine]) -> Iterator[tuple[GrammarLine, GrammarRecord]]:
+        """Yields a record for each line, in their order; some grammars are vetted ahead."""
+        ahead: deque[GrammarLine] = deque()
+        for line in lines:
+            if line.spec is not None:
+                self._judge.submit(line.spec)
+            ahead.append(line)
+            if len(ahead) > _LINES_AHEAD:
+                yield self._next(ahead)
+        while ahead:
+            yield self._next(ahead)
+
+    def _next(self, ahead: deque[GrammarLine]) -> tuple[GrammarLine, GrammarRecord]:
+        line = ahead.popleft()
+        return line, self._record(line)
+
+    def _record(self, line: GrammarLine) -> GrammarRecord:
         if line.spec is None:
             return self._refused(line, line.error)
         try:
-            judged = self._judge.judge(line.spec)
+            judged = self._judge.judgement(line.spec)
             start = self._texts.start_tokens(judged.compiled)
         except (CompileError, MatcherError) as error:
             return self._refused(line, ErrorInfo("grammar_error", f"{line.kind}: {error}", line.kind))

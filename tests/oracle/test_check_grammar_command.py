@@ -60,7 +60,7 @@ def test_lines_in_and_out(model: Path, tmp_path: Path) -> None:
         assert (record["error"] is None) == record["accepted"]
         if record["accepted"]:
             assert [text["ok"] for text in record["texts"]] == line.get("expect", [True])
-            assert record["compile_s"] > 0
+            assert record["compile_s"] >= 0
             assert record["size_bytes"] > 0
             assert record["start"]["count"] > 0
     assert records[0]["texts"][1] == {

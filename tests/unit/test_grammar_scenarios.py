@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -11,11 +14,16 @@ from grammars import small_vocabulary
 from hostile_grammars import HOSTILE, Hostile
 
 from grammar_sync.backend import compile_spec
+from grammar_sync.engines import MAKE_BACKEND
 from grammar_sync.prepared import CompileError
-from grammar_sync.spec import GrammarError, parse_grammar
+from grammar_sync.spec import GrammarError, GrammarSpec, parse_grammar
+from grammar_sync.vetting_messages import Refused, Setup, Vetted, VettingLimits
+from grammar_sync.vetting_service import VettingService
 from grammar_sync.xgrammar_backend import XGrammarBackend
+from launch.grammar_compiler import GrammarProcessStarter
 
 _TEXT_KINDS = {"regex", "ebnf"}
+PATIENCE_S = 200.0
 
 
 def of(*scenarios: str) -> dict[str, Hostile]:
@@ -63,3 +71,59 @@ def test_t5_a_wrong_grammar_is_refused_with_its_position(name: str) -> None:
 @pytest.mark.parametrize("value", [None, False])
 def test_t5_no_grammar_is_no_error(value: object) -> None:
     assert parse_grammar({"json_object": value, "regex": None}) is None
+
+
+LIMITS = VettingLimits(deadline_s=0.5, memory_bytes=256 << 20)
+HEAVY = [name for name, one in of("T6", "T7", "T7b", "T11").items() if not one.at_the_door]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[dict[str, Vetted | Refused]]:
+    """Has all heavy grammars vetted at once by the real engines, and after them one that is innocent."""
+    start = GrammarProcessStarter(os.environ)
+    service = VettingService(Setup(small_vocabulary(), MAKE_BACKEND, "auto", LIMITS), start(), start)
+    specs = {name: spec_of(HOSTILE[name]) for name in HEAVY} | {"innocent": spec_of(Hostile("", {"regex": "a+"}))}
+    for spec in specs.values():
+        service.submit(spec)
+    found: dict[str, Vetted | Refused] = {}
+    end_s = time.monotonic() + PATIENCE_S
+    while len(found) < len(specs):
+        assert time.monotonic() < end_s, f"no outcome of {sorted(set(specs) - set(found))}"
+        for name, spec in specs.items():
+            report = service.poll(spec)
+            if report is not None:
+                found[name] = report.outcome
+        time.sleep(0.02)
+    assert service.counters().restarts == 0
+    yield found
+    service.close()
+
+
+def spec_of(one: Hostile) -> GrammarSpec:
+    spec = parse_grammar(one.fields)
+    assert spec is not None
+    return spec
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_t6_t7_t7b_refused_or_bounded(name: str, outcomes: dict[str, Vetted | Refused]) -> None:
+    """A compile or a mask without end is refused under limits; what passes has quick masks."""
+    match outcomes[name]:
+        case Refused(reason=reason, message=message):
+            assert reason != "crash"
+            check_one_line(message)
+        case Vetted(compile_s=compile_s, slowest_fill_s=slowest_s):
+            assert not HOSTILE[name].must_fail
+            assert compile_s <= LIMITS.deadline_s
+            assert slowest_s <= LIMITS.fill_limit_s
+
+
+def test_t7_the_innocent_behind_them_passes(outcomes: dict[str, Vetted | Refused]) -> None:
+    assert isinstance(outcomes["innocent"], Vetted)
+
+
+@pytest.mark.parametrize("name", ["bounds times bounds", "bounds in ebnf", "tag a billion times"])
+def test_t7b_nested_bounds_are_refused_for_their_masks(name: str, outcomes: dict[str, Vetted | Refused]) -> None:
+    outcome = outcomes[name]
+    assert isinstance(outcome, Refused)
+    assert outcome.reason in ("masks", "time")
