@@ -12,6 +12,7 @@ import torch
 
 from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
 from grammar_sync.expectation import END_OF_OUTPUT, describe
+from grammar_sync.token_bytes import token_bytes
 from grammar_sync.vocabulary import GrammarVocabulary
 
 _MAX_ALTERNATIVES = 6
@@ -57,19 +58,14 @@ class TextChecker:
 
     Args:
         vocabulary: What the grammars are compiled for.
-        spellings: The bytes that each id stands for; only those of ``vocabulary.text_tokens()`` that are not empty
-            count.
         encode: The tokenizer: text to ids, without special ones around it.
     """
 
-    def __init__(
-        self, vocabulary: GrammarVocabulary, spellings: Sequence[bytes], encode: Callable[[str], Sequence[int]]
-    ) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, encode: Callable[[str], Sequence[int]]) -> None:
         self._encode = encode
         self._vocab_size = vocabulary.vocab_size
         self._stop_ids = vocabulary.stop_token_ids
-        texts = zip(vocabulary.text_tokens(), spellings, strict=False)
-        self._spellings = [spelling if token else b"" for token, spelling in texts]
+        self._spellings = token_bytes(vocabulary)
         self._ids: dict[bytes, list[int]] = {}
         for token_id, spelling in enumerate(self._spellings):
             if spelling:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TextIO
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.console import Console
 from grammar_sync.backend import MatcherError
 from grammar_sync.prepared import CompileError
 from grammar_sync.text_check import TextChecker
-from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError
+from grammar_sync.vocabulary import VocabularyError
 from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.exit_codes import ExitCode
@@ -73,7 +74,8 @@ def run_check_grammar(command: CheckGrammarCommand) -> int:
     eos_token_ids = tuple(sorted({*tokenizer.eos_token_ids, *config.eos_token_ids}))
     vocabulary = grammar_vocabulary(tokenizer, config, eos_token_ids)
     judge = GrammarJudge(vocabulary, command, process)
-    checker = _Checker(judge, _text_checker(vocabulary, tokenizer))
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    checker = _Checker(judge, TextChecker(vocabulary, encode))
     totals = Totals()
     start_s = time.monotonic()
     try:
@@ -164,12 +166,6 @@ def _silence_engines() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
-
-
-def _text_checker(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> TextChecker:
-    # The bytes of a token inside a text, where no leading blank is stripped.
-    spellings = [tokenizer.piece(token_id, token_id) for token_id in range(tokenizer.size)]
-    return TextChecker(vocabulary, spellings, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
 def _is_text(command: CheckGrammarCommand) -> bool:

@@ -61,18 +61,12 @@ REFUSED: list[tuple[dict[str, Any], str, int, str]] = [
 @cache
 def checker(encode: Callable[[str], Sequence[int]] | None = None) -> TextChecker:
     torch.set_num_threads(1)
-    return TextChecker(small_vocabulary(), spellings(), encode or encoding)
+    return TextChecker(small_vocabulary(), encode or encoding)
 
 
 @cache
 def speller() -> Speller:
     return Speller(small_vocabulary())
-
-
-def spellings() -> list[bytes]:
-    letters = {letter: byte for byte, letter in speller()._characters.items()}
-    tokens = small_vocabulary().text_tokens()
-    return [bytes(letters[letter] for letter in token) for token in tokens]
 
 
 def encoding(text: str) -> list[int]:
