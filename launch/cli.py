@@ -88,6 +88,7 @@ def generate(
     threads_per_rank: types.ThreadsPerRank = None,
     reasoning_marker: types.ReasoningMarker = None,
     reasoning_start_marker: types.ReasoningStartMarker = None,
+    post_check: types.PostCheck = True,
     logit_processors: types.LogitProcessors = None,
     audit: types.Audit = False,
     nnodes: types.Nnodes = 1,
@@ -163,6 +164,7 @@ def generate(
         threads_per_rank=threads_per_rank,
         reasoning_marker=reasoning_marker,
         reasoning_start_marker=reasoning_start_marker,
+        post_check=post_check,
         logit_processors=tuple(logit_processors or ()),
         audit=audit,
     )

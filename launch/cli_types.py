@@ -102,6 +102,14 @@ ThreadsPerRank = Annotated[
         min=1, help="CPU threads of a rank.", show_default="cores ÷ ranks of the node", rich_help_panel=_ENGINE
     ),
 ]
+PostCheck = Annotated[
+    bool,
+    typer.Option(
+        "--post-check/--no-post-check",
+        help="Validate finished JSON outputs against their schemas, in a process beside the leader.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 LogitProcessors = Annotated[
     list[str] | None,
     typer.Option(

@@ -56,6 +56,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         grammar_cache_dir: Folder where outcomes of vetting are kept from run to run; None = nowhere.
         reasoning_marker: Text that ends a model's thinking; None = what the model's own files make obvious.
         reasoning_start_marker: Text that begins it; None = what goes with the end marker.
+        post_check: Whether finished JSON outputs are validated against their schemas.
         logit_processors: ``module:name`` of processors that requests may name, beside the installed ones.
         audit: Whether last-stage ranks check each other's draws.
     """
@@ -75,6 +76,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     grammar_memory_bytes: int = 512 << 20
     grammar_cache_bytes: int = 512 << 20
     grammar_cache_dir: Path | None = None
+    post_check: bool = True
     logit_processors: tuple[str, ...] = ()
     audit: bool = False
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import torch
@@ -19,6 +20,7 @@ from launch.grammar_compiler import GrammarProcessStarter, compiler_of_rank
 from launch.groups import RankGroups
 from launch.kv_size import agreed_kv_blocks
 from launch.options import EngineOptions
+from launch.output_check_process import start_output_check
 from launch.rank_start import StartedRank, bring_up
 from launch.run_folder import RunFolder
 from launch.start_barrier import meet
@@ -28,11 +30,13 @@ from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, l
 from runtime.checkpoint import open_checkpoint
 from runtime.client_socket import LeaderSocket
 from runtime.engine import RankEngine
+from runtime.held_outputs import HeldOutputs
 from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
 from runtime.leader import Leader, LeaderLimits
 from runtime.messages import EngineReady
 from runtime.model import DecoderStage
 from runtime.model_config import check_parallel
+from runtime.output_checker import OutputChecker
 from runtime.request_builder import RequestBuilder, RequestLimits
 from runtime.scheduler import Scheduler
 from runtime.step_planner import SchedulerLimits
@@ -79,6 +83,7 @@ class Rank:
         self._socket: LeaderSocket | None = None
         self._grammar_starter = GrammarProcessStarter(os.environ)
         self._grammar_process: RunningProcess | None = None
+        self._checker: OutputChecker | None = None
 
     def run(self) -> int:
         """Runs this rank from start to end; returns the exit code."""
@@ -155,7 +160,17 @@ class Rank:
             grammar_wait_s=_GRAMMAR_WAIT_S,
             grammar_wait_limit_s=_QUEUED_COMPILES * options.grammar_timeout_s,
         )
-        return Leader(self._socket, builder, tokenizer, clock, self._front_is_alive, reasoning=reasoning)
+        if options.post_check:
+            self._checker = OutputChecker(partial(start_output_check, os.environ), on_finished=self._socket.wake)
+        return Leader(
+            self._socket,
+            builder,
+            tokenizer,
+            clock,
+            self._front_is_alive,
+            reasoning=reasoning,
+            held=None if self._checker is None else HeldOutputs(self._checker),
+        )
 
     def _front_endpoint(self) -> str:
         """Returns where the front side is bound; starts it when torchrun, not the front side, started this rank."""
@@ -171,6 +186,8 @@ class Rank:
 
     def _leave(self) -> int:
         """Closes what is open; returns the front side's exit code where this rank started it."""
+        if self._checker is not None:
+            self._checker.close()
         if self._socket is not None:
             self._socket.close()
         dist.destroy_process_group()

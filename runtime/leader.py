@@ -15,6 +15,7 @@ from typing import Protocol
 from grammar_sync.reasoning import ReasoningVocabulary, ThinkingState
 from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.thinking import ThinkingRules
+from runtime.held_outputs import HeldOutputs, checked_schema
 from runtime.intake import Patience
 from runtime.messages import (
     Abort,
@@ -39,6 +40,7 @@ from runtime.messages import (
     TokenLogprob,
     Usage,
 )
+from runtime.output_check import CheckJob
 from runtime.output_text import OutputText, TextDelta
 from runtime.reports import TokenReport
 from runtime.request_builder import RequestBuilder, RequestError
@@ -80,16 +82,20 @@ class _Stream:
     output: OutputText
     grammar_deadline_s: float | None
     is_constrained: bool
+    schema: str | None
     text: str = ""
     reasoning: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
+    answer: list[str] = field(default_factory=list)
     completion_tokens: int = 0
 
     def add(self, delta: TextDelta) -> None:
         """Adds text that may be shown."""
         self.reasoning += delta.reasoning
         self.text += delta.text
+        if self.schema is not None:
+            self.answer.append(delta.text)
 
 
 class Leader:
@@ -102,6 +108,7 @@ class Leader:
         limits: Its clock.
         client_is_alive: Whether the client's process still exists; when not, the ranks stop.
         reasoning: How the model thinks; None when it does not.
+        held: Holds finished JSON outputs while they are checked; None when nobody checks.
     """
 
     def __init__(
@@ -113,6 +120,7 @@ class Leader:
         client_is_alive: Callable[[], bool],
         *,
         reasoning: ReasoningVocabulary | None = None,
+        held: HeldOutputs | None = None,
     ) -> None:
         self._socket = socket
         self._builder = builder
@@ -120,6 +128,7 @@ class Leader:
         self._limits = limits
         self._client_is_alive = client_is_alive
         self._reasoning = reasoning
+        self._held = held
         self._statistics: Callable[[int], GrammarStatistics] | None = None
         self._streams: dict[int, _Stream] = {}
         self._sequences_of: dict[int, list[int]] = {}
@@ -134,6 +143,8 @@ class Leader:
         if not self._client_is_alive():
             self._actions.append(StopRanks())
         self._expire_grammars()
+        if self._held is not None:
+            self._outbox += self._held.released()
         self.flush()
         actions, self._actions = self._actions, []
         return actions
@@ -234,7 +245,9 @@ class Leader:
                 self._tokenizer, request.prompt_token_ids, request.params.stop, self._thinking(request.thinking)
             )
             constrained = request.grammar is not None or request.thinking is not None
-            self._streams[sequence_id] = _Stream(message.request_id, choice, output, deadline_s, constrained)
+            self._streams[sequence_id] = _Stream(
+                message.request_id, choice, output, deadline_s, constrained, checked_schema(request.grammar)
+            )
             self._actions.append(
                 AddSequence(
                     sequence_id=sequence_id,
@@ -305,9 +318,20 @@ class Leader:
         statistics = None
         if stream.is_constrained and self._statistics is not None:
             statistics = self._statistics(sequence.sequence_id)
-        self._outbox.append(Finished(stream.request_id, stream.index, reason, usage, error, statistics))
+        finished = Finished(stream.request_id, stream.index, reason, usage, error, statistics)
+        if self._held is not None and stream.schema is not None and _is_whole(stream, sequence, reason):
+            self._held.hold(sequence.sequence_id, finished, CheckJob(stream.schema, "".join(stream.answer)))
+        else:
+            self._outbox.append(finished)
         del self._streams[sequence.sequence_id]
         siblings = self._sequences_of[stream.request_id]
         siblings.remove(sequence.sequence_id)
         if not siblings:
             del self._sequences_of[stream.request_id]
+
+
+def _is_whole(stream: _Stream, sequence: Sequence, reason: FinishReason) -> bool:
+    """Returns whether the grammar ended the output, not a stop string or a stop id of the client's."""
+    if reason != "stop" or stream.output.stopped is not None:
+        return False
+    return sequence.output_token_ids[-1] not in sequence.params.stop_token_ids

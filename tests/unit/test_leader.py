@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar_sync.agreement import GrammarFailure, Verdict
+from runtime.held_outputs import HeldOutputs, OutputChecks
 from runtime.intake import Patience
 from runtime.leader import Leader, LeaderLimits
 from runtime.messages import (
@@ -30,6 +31,7 @@ from runtime.messages import (
     Submit,
     TokenDelta,
 )
+from runtime.output_check import CheckJob, CheckResult
 from runtime.request_builder import RequestBuilder, RequestLimits
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence as EngineSequence
@@ -76,13 +78,14 @@ class FakeSocket:
 class Bench:
     """Leader and scheduler as the step loop joins them; the tokens come from ``scripts``, by request and choice."""
 
-    def __init__(self, *, grammar_wait_limit_s: float = 60.0) -> None:
+    def __init__(self, *, grammar_wait_limit_s: float = 60.0, checks: OutputChecks | None = None) -> None:
         self.socket = FakeSocket()
         self.client_lives = True
         tokenizer = ByteTokenizer()
         builder = RequestBuilder(tokenizer, RequestLimits(257, 4096, 100_000, 4096))
         limits = LeaderLimits(beat_s=9.0, grammar_wait_s=0.5, grammar_wait_limit_s=grammar_wait_limit_s)
-        self.leader = Leader(self.socket, builder, tokenizer, limits, lambda: self.client_lives)
+        held = None if checks is None else HeldOutputs(checks)
+        self.leader = Leader(self.socket, builder, tokenizer, limits, lambda: self.client_lives, held=held)
         self.scheduler = Scheduler(SchedulerLimits(64, 100_000, 1_000_000, 1), [EOS])
         self.scripts: dict[int, list[int]] = {}
         self.added: list[AddSequence] = []
@@ -588,3 +591,59 @@ def test_every_choice_ends_once_and_its_deltas_are_its_text(
             if finished.finish_reason == "length":
                 assert len(ids) == fields["max_tokens"]
     bench.assert_nothing_left()
+
+
+class LateChecks:
+    """Checks that come out when they are told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[int, CheckJob]] = []
+        self.outcomes: list[tuple[int, CheckResult]] = []
+
+    def submit(self, number: int, job: CheckJob) -> None:
+        self.jobs.append((number, job))
+
+    def results(self) -> list[tuple[int, CheckResult]]:
+        outcomes, self.outcomes = self.outcomes, []
+        return outcomes
+
+
+def test_a_whole_json_output_is_held_until_it_was_checked() -> None:
+    checks = LateChecks()
+    bench = Bench(checks=checks)
+    bench.submit(0, json_schema={"type": "integer"})
+    bench.scripts[0] = script_of("12x")
+    bench.step()
+    bench.step(ready=[0])
+    bench.run()
+    assert checks.jobs == [(0, CheckJob('{"type":"integer"}', "12x"))]
+    assert bench.text(0) == "12x", "its text is not held back"
+    assert not any(isinstance(message, Finished) for message in bench.socket.sent)
+    checks.outcomes = [(0, CheckResult("violation", "$: no"))]
+    bench.step()
+    finished = bench.finished(0)
+    assert finished.finish_reason == "error"
+    assert finished.error is not None
+    assert finished.error.code == "grammar_violation"
+    bench.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"stop": "2"}, "stop"),
+        ({"stop_token_ids": [ord("2")]}, "stop"),
+        ({"max_tokens": 2}, "length"),
+        ({"strict": False}, "stop"),
+    ],
+)
+def test_an_output_that_its_grammar_did_not_end_is_not_checked(fields: dict[str, Any], reason: str) -> None:
+    checks = LateChecks()
+    bench = Bench(checks=checks)
+    bench.submit(0, json_schema={"type": "integer"}, **fields)
+    bench.scripts[0] = script_of("123")
+    bench.step()
+    bench.step(ready=[0])
+    bench.run()
+    assert bench.finished(0).finish_reason == reason
+    assert checks.jobs == []
