@@ -297,8 +297,16 @@ class GrammarManager:
             GrammarStateError: The sequence is not known.
         """
         sequence = self._sequence(sequence_id, "statistics")
+        form = None if sequence.spec is None else self._compiler.form(sequence_id)
         return GrammarStatistics(
-            sequence.cache_hit, sequence.compile_s, sequence.queue_s, sequence.mask_s, sequence.mask_rows
+            cache_hit=sequence.cache_hit,
+            compile_s=sequence.compile_s,
+            queue_s=sequence.queue_s,
+            mask_s=sequence.mask_s,
+            mask_rows=sequence.mask_rows,
+            engine=None if form is None else form.engine,
+            not_enforced=() if form is None else form.not_enforced,
+            rewritten=() if form is None else form.rewritten,
         )
 
     def close(self) -> None:

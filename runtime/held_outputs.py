@@ -56,7 +56,5 @@ class HeldOutputs:
 
 
 def checked_schema(grammar: GrammarSpec | None) -> str | None:
-    """Returns the schema that a whole output is checked against; None where there is none, or not all is enforced."""
-    if grammar is None or grammar.kind not in ("json_schema", "json_object") or not grammar.options.strict:
-        return None
-    return grammar.source
+    """Returns the schema that a whole output is checked against; None where there is none."""
+    return grammar.source if grammar is not None and grammar.kind in ("json_schema", "json_object") else None

@@ -319,7 +319,9 @@ class Leader:
         if stream.is_constrained and self._statistics is not None:
             statistics = self._statistics(sequence.sequence_id)
         finished = Finished(stream.request_id, stream.index, reason, usage, error, statistics)
-        if self._held is not None and stream.schema is not None and _is_whole(stream, sequence, reason):
+        is_promised = statistics is None or not statistics.not_enforced
+        whole = is_promised and _is_whole(stream, sequence, reason)
+        if self._held is not None and stream.schema is not None and whole:
             self._held.hold(sequence.sequence_id, finished, CheckJob(stream.schema, "".join(stream.answer)))
         else:
             self._outbox.append(finished)

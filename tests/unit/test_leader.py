@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar_sync.agreement import GrammarFailure, Verdict
+from grammar_sync.prepared import Finding
+from grammar_sync.statistics import GrammarStatistics
 from runtime.held_outputs import HeldOutputs, OutputChecks
 from runtime.intake import Patience
 from runtime.leader import Leader, LeaderLimits
@@ -634,7 +636,6 @@ def test_a_whole_json_output_is_held_until_it_was_checked() -> None:
         ({"stop": "2"}, "stop"),
         ({"stop_token_ids": [ord("2")]}, "stop"),
         ({"max_tokens": 2}, "length"),
-        ({"strict": False}, "stop"),
     ],
 )
 def test_an_output_that_its_grammar_did_not_end_is_not_checked(fields: dict[str, Any], reason: str) -> None:
@@ -646,4 +647,23 @@ def test_an_output_that_its_grammar_did_not_end_is_not_checked(fields: dict[str,
     bench.step(ready=[0])
     bench.run()
     assert bench.finished(0).finish_reason == reason
+    assert checks.jobs == []
+
+
+def test_an_output_of_which_not_all_is_promised_is_not_checked_and_says_so() -> None:
+    checks = LateChecks()
+    bench = Bench(checks=checks)
+    finding = Finding("/not", "not", "is not enforced")
+    bench.leader.watch_grammars(
+        lambda _: GrammarStatistics(False, 0.1, 0.2, 0.0, 3, engine="xgrammar", not_enforced=(finding,))
+    )
+    bench.submit(0, json_schema={"not": {"type": "integer"}}, strict=False)
+    bench.scripts[0] = script_of("123")
+    bench.step()
+    bench.step(ready=[0])
+    bench.run()
+    finished = bench.finished(0)
+    assert finished.finish_reason == "stop"
+    assert finished.grammar is not None
+    assert finished.grammar.not_enforced == (finding,)
     assert checks.jobs == []

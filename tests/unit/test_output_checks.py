@@ -138,4 +138,3 @@ def test_which_outputs_are_checked() -> None:
     assert checked_schema(parse_grammar({"regex": "a"})) is None
     assert checked_schema(parse_grammar({"json_object": True})) == '{"type":"object"}'
     assert checked_schema(parse_grammar({"json_schema": {"type": "integer"}})) == '{"type":"integer"}'
-    assert checked_schema(parse_grammar({"json_schema": {"not": {}}, "strict": False})) is None
