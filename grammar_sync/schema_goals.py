@@ -49,10 +49,17 @@ class Update:
 
 @dataclass(frozen=True)
 class Choice:
-    """Alternatives, of which one or more must hold; each is a list of goals that must hold together."""
+    """Alternatives, of which one or more must hold; each is a list of goals that must hold together.
+
+    Attributes:
+        alternatives: The alternatives.
+        path: Which schema they come from.
+        missing: Names of properties of which each, when it is missing from an object, is an alternative too.
+    """
 
     alternatives: tuple[tuple[Goal, ...], ...]
     path: str
+    missing: tuple[str, ...] = ()
 
 
 Goal: TypeAlias = Check | Update | Choice

@@ -28,7 +28,6 @@ from grammar_sync.schema_objects import (
     Names,
     Property,
     declared,
-    is_closed,
     names_language,
     regions,
 )
@@ -246,7 +245,7 @@ class _Builder:
         known = declared(record, lambda name: self._walk.property(record, name), name_allowed)
         if not {one.name for one in known}.issuperset(record.required):
             return NOTHING
-        if is_closed(record):
+        if record.is_closed():
             at = next(one.path for one in record.sets if one.properties)
             self._note(at, "additionalProperties", "properties that are not declared are left out")
         overlapping = {pattern for one in record.sets for pattern, _ in one.patterns}

@@ -87,11 +87,6 @@ def declared(record: Objects, child: Callable[[str], Conjunction], allowed: Call
     ]
 
 
-def is_closed(record: Objects) -> bool:
-    """Returns whether properties that are not declared are left out only because nothing is said of them."""
-    return all(one.additional is None for one in record.sets) and any(one.properties for one in record.sets)
-
-
 def regions(record: Objects, known: list[Property]) -> list[Region]:
     """Returns the names that are not declared, by the patterns that they match; some may be empty.
 
@@ -104,7 +99,7 @@ def regions(record: Objects, known: list[Property]) -> list[Region]:
     found: list[Region] = []
     for size in range(len(patterns) + 1):
         for matched in combinations(patterns, size):
-            if not matched and is_closed(record):
+            if not matched and record.is_closed():
                 continue
             parts: list[Conjunction] = []
             for one in record.sets:

@@ -203,6 +203,14 @@ class Objects:
     max_properties: int | None = None
     bounds_path: str = ""
 
+    def is_closed(self) -> bool:
+        """Returns whether properties that are not declared are left out only because nothing is said of them."""
+        return all(one.additional is None for one in self.sets) and any(one.properties for one in self.sets)
+
+    def declares(self, name: str) -> bool:
+        """Returns whether a property of that name is declared or required."""
+        return name in self.required or any(name in one.properties for one in self.sets)
+
     def is_empty(self) -> bool:
         """Returns whether names or numbers contradict each other."""
         most = self.max_properties
@@ -247,6 +255,12 @@ class State:
             object=self.object if "object" in types else None,
             values=self.values,
         )
+
+    def only_object(self) -> Objects | None:
+        """Returns the objects when no other type is left."""
+        others = (self.number, self.string, self.array)
+        alone = not self.null and not self.booleans and all(record is None for record in others)
+        return self.object if alone else None
 
     def pruned(self) -> State:
         """Returns the state without records that are empty."""

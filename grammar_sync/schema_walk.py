@@ -22,7 +22,7 @@ from grammar_sync.schema_state import ItemSet, Objects, PropertySet, State
 MAX_ALTERNATIVES = 512
 """Bound on the alternatives of one conjunction, and so on the products of anyOf, oneOf, if and not."""
 
-MAX_STEPS = 200_000
+MAX_STEPS = 20_000
 """Bound on the goals that one document may take."""
 
 _EMPTINESS_DEPTH = 3
@@ -163,7 +163,20 @@ class SchemaWalk:
         for keywords, function in NEGATIVE.items():
             if self._present(schema, keywords):
                 alternatives.extend(function(self._context, schema, check))
-        return (Choice(tuple(alternatives), schema.path),)
+        return (Choice(tuple(alternatives), schema.path, self._needed(schema)),)
+
+    def _needed(self, schema: Schema) -> tuple[str, ...]:
+        """Returns names that a schema requires, itself or where it refers to; without them an object is not valid."""
+        found: list[str] = []
+        seen: set[Schema] = set()
+        while schema not in seen:
+            seen.add(schema)
+            if self._present(schema, ("required",)):
+                names = schema.get("required")
+                found.extend(names if isinstance(names, list) else ())
+            if self._present(schema, ("$ref",)):
+                schema = self.document.resolve(schema, "$ref")
+        return tuple(dict.fromkeys(found))
 
     def _present(self, schema: Schema, keywords: tuple[str, ...]) -> list[str]:
         if self.document.draft <= 7 and schema.get("$ref") is not None and keywords[0] != "$ref":
@@ -218,13 +231,17 @@ class _Search:
         state = state.pruned()
         if state.is_empty():
             return
-        if state.values is not None or not waiting:
-            self._finish(state)
-            return
-        waiting.sort(key=lambda choice: len(choice.alternatives))
-        for alternative in waiting[0].alternatives:
-            self._walk.spend(waiting[0].path)
-            self._take(list(alternative), state, frozenset(seen), tuple(waiting[1:]))
+        waiting.sort(key=lambda choice: (bool(choice.missing), len(choice.alternatives)))
+        while state.values is None and waiting:
+            choice = waiting.pop(0)
+            shorter = _without_missing(state, choice)
+            if shorter is None:
+                for alternative in choice.alternatives:
+                    self._walk.spend(choice.path)
+                    self._take(list(alternative), state, frozenset(seen), tuple(waiting))
+                return
+            state = shorter
+        self._finish(state)
 
     def _finish(self, state: State) -> None:
         if state.values is not None:
@@ -280,6 +297,18 @@ class _Search:
         ):
             state = replace(state, object=None)
         return state
+
+
+def _without_missing(state: State, choice: Choice) -> State | None:
+    """Returns the state without a property that is left out in any case, where its absence is all that a choice needs.
+
+    Nothing is lost: undeclared properties of an object of which nothing more is said are left out at the end.
+    """
+    record = state.only_object()
+    if record is None or not record.is_closed() or any(one.scopes for one in record.sets):
+        return None
+    name = next((name for name in choice.missing if not record.declares(name)), None)
+    return None if name is None else replace(state, object=replace(record, forbidden=record.forbidden | {name}))
 
 
 def _evaluated(document: Document, state: State) -> State:
