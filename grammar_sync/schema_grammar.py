@@ -13,7 +13,7 @@ import jsonschema
 from grammar_sync.formats import format_language, format_rules
 from grammar_sync.prepared import CompileError, Finding
 from grammar_sync.productions import NOTHING, Call, Expression, Literal, Terminal, options, productive, sequence
-from grammar_sync.regular import Language, words
+from grammar_sync.regular import MAX_COUNTED_LENGTH, Language, words
 from grammar_sync.regular_chars import RegularError
 from grammar_sync.schema_arrays import MAX_COUNTED_STATES as MAX_ITEM_STATES
 from grammar_sync.schema_arrays import MAX_DIFFERENT_ITEMS, Counted, different, listed
@@ -48,7 +48,11 @@ ROOT: Final = "root"
 MAX_RULES: Final = 8_000
 """Bound on the rules of one grammar."""
 
-_MAX_REPEAT: Final = 4096
+MAX_ITEMS: Final = 4096
+"""Bound on minItems; a greater maxItems is taken for this one."""
+
+MAX_LENGTH: Final = 65_536
+"""Bound on minLength; a greater maxLength is taken for this one."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +190,16 @@ class _Builder:
         return self._terminals[record] or NOTHING
 
     def _string_terminal(self, record: Strings, path: str) -> Terminal:
+        most = MAX_COUNTED_LENGTH if record.constraints else MAX_LENGTH
+        if record.min_length > most:
+            raise CompileError(f"{path or 'the schema'}: minLength is {record.min_length}, at most {most} is allowed")
         bound = self._options.max_string_length
         if bound is not None and record.max_length is None and not record.constraints:
             record = replace(record, max_length=max(bound, record.min_length))
             self._note(path, "max_string_length", f"strings have at most {record.max_length} characters")
+        elif record.max_length is not None and record.max_length > most:
+            record = replace(record, max_length=most)
+            self._note(path, "maxLength", f"strings have at most {most} characters")
         try:
             terminal = string_terminal(record)
         except TextError as error:
@@ -200,10 +210,17 @@ class _Builder:
         return terminal
 
     def _array(self, record: Arrays, path: str) -> Expression:
+        if record.min_items > MAX_ITEMS:
+            raise CompileError(
+                f"{path or 'the schema'}: minItems is {record.min_items}, at most {MAX_ITEMS} is allowed"
+            )
         bound = self._options.max_items
         if bound is not None and record.max_items is None:
             record = replace(record, max_items=max(bound, record.min_items))
             self._note(path, "max_items", f"arrays have at most {record.max_items} items")
+        elif record.max_items is not None and record.max_items > MAX_ITEMS:
+            record = replace(record, max_items=MAX_ITEMS)
+            self._note(path, "maxItems", f"arrays have at most {MAX_ITEMS} items")
         if record.unique_path is not None and record.max_items not in (0, 1):
             items = self._few_values(record)
             if items is not None:

@@ -34,6 +34,10 @@ MAX_COUNTED_STATES: Final = 4096
 """Bound on properties × counts of an object whose number of properties is bounded."""
 
 
+_CHAIN_LENGTH: Final = 16
+"""How many required properties may be written into one rule: longer ones take quadratic time to build."""
+
+
 @dataclass(frozen=True)
 class Property:
     """A declared property."""
@@ -207,7 +211,7 @@ class Members:
             next_one = step if is_required else self._shared(options(step, next_one))
             follows = next_one if self._must_after[index] else options(next_one, EMPTY)
             after = sequence(others, follows)
-            if not is_required or self._extra is not None:
+            if not is_required or self._extra is not None or index % _CHAIN_LENGTH == 0:
                 after = self._shared(after)
             if index and not is_required:
                 first = self._shared(first)

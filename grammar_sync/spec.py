@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from grammar_sync.canonical import canonical_schema
+
 GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
 
 GRAMMAR_FIELDS: tuple[GrammarKind, ...] = ("json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag")
@@ -38,12 +40,23 @@ MAX_ENUM_VALUES = 2048
 MAX_REFERENCES = 512
 """Bound on distinct ``$ref`` targets: a chain of 2,000 takes 5 s to compile, one of 5,000 ends the process."""
 
+MAX_PROPERTIES = 1024
+"""Bound on the properties of one object: with 1,000 optional ones a compile takes 10 s in one engine."""
+
+MAX_BRANCHES = 512
+"""Bound on one ``anyOf``, ``oneOf`` or ``allOf``."""
+
 MAX_WHITESPACE = 256
 """Bound on ``max_whitespace``."""
 
 MAX_DEFAULT_BOUND = 4096
 """Bound on ``max_string_length`` and ``max_items``."""
 
+_MAX_SIZES: Mapping[str, int] = {
+    "enum": MAX_ENUM_VALUES,
+    "properties": MAX_PROPERTIES,
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), MAX_BRANCHES),
+}
 _EXCERPT_LENGTH = 80
 _RULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _REGEX_SPANS: Mapping[str, str] = {"[": "]"}
@@ -89,7 +102,7 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: Which language ``source`` is in.
-        source: Canonical text: a schema as compact JSON in its own property order (for json_object too), a choice as a
+        source: Canonical text: a schema as compact JSON in its canonical form (for json_object too), a choice as a
             compact JSON list, a regex or an EBNF as given.
         options: How it is to be enforced.
     """
@@ -211,15 +224,16 @@ def _schema_source(value: object) -> str:
         if depth > MAX_NESTING:
             raise GrammarError("json_schema", f"nested deeper than {MAX_NESTING} at {_excerpt(path)}")
         _check_scalar("json_schema", path, item)
-        if key == "enum" and isinstance(item, list) and len(item) > MAX_ENUM_VALUES:
-            raise GrammarError("json_schema", f"{path} has {len(item)} values, at most {MAX_ENUM_VALUES} are allowed")
+        bound = _MAX_SIZES.get(key)
+        if bound is not None and isinstance(item, list | dict) and len(item) > bound:
+            raise GrammarError("json_schema", f"{path} has {len(item)} entries, at most {bound} are allowed")
         if key == "pattern" and isinstance(item, str):
             _check_no_nul("json_schema", item, place=f"{path} ")
         if key == "$ref" and isinstance(item, str):
             references.add(item)
     if len(references) > MAX_REFERENCES:
         raise GrammarError("json_schema", f"has {len(references)} $ref targets, at most {MAX_REFERENCES} are allowed")
-    return _check_size("json_schema", _compact_json("json_schema", schema))
+    return _check_size("json_schema", _compact_json("json_schema", canonical_schema(schema)))
 
 
 def _tag_source(value: object) -> str:

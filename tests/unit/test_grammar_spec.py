@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar_sync.spec import (
+    MAX_BRANCHES,
     MAX_ENUM_VALUES,
     MAX_NESTING,
+    MAX_PROPERTIES,
     MAX_REFERENCES,
     MAX_SOURCE_BYTES,
     GrammarError,
@@ -50,7 +52,11 @@ def test_no_grammar(fields: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("fields", "kind", "source"),
     [
-        ({"json_schema": SCHEMA}, "json_schema", json.dumps(SCHEMA, separators=(",", ":"), ensure_ascii=False)),
+        (
+            {"json_schema": SCHEMA},
+            "json_schema",
+            json.dumps(dict(sorted(SCHEMA.items())), separators=(",", ":"), ensure_ascii=False),
+        ),
         ({"json_schema": json.dumps(SCHEMA, indent=2)}, "json_schema", None),
         ({"json_schema": True}, "json_schema", "true"),
         ({"json_schema": {}}, "json_schema", "{}"),
@@ -77,6 +83,30 @@ def test_equal_grammars_are_one_key_and_property_order_counts() -> None:
     assert parse_grammar({"json_schema": swapped}) != as_dict
     assert parse_grammar({"json_schema": SCHEMA, "strict": False}) != as_dict
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(as_dict), type=GrammarSpec) == as_dict
+
+
+def test_what_order_means_nothing_is_put_in_order() -> None:
+    one: dict[str, Any] = {
+        "type": ["object", "null"],
+        "properties": {"b": {"minimum": 1, "type": "integer"}, "a": {}},
+        "required": ["b", "a"],
+    }
+    other = {
+        "required": ["a", "b"],
+        "properties": {"b": {"type": "integer", "minimum": 1}, "a": {}},
+        "type": ["null", "object"],
+    }
+    assert parse_grammar({"json_schema": one}) == parse_grammar({"json_schema": other})
+    swapped = {**one, "properties": dict(reversed(one["properties"].items()))}
+    assert parse_grammar({"json_schema": swapped}) != parse_grammar({"json_schema": one})
+    for kept in (
+        {"enum": [{"b": 1, "a": 2}, 1]},
+        {"required": ["b", "a"]},
+        {"anyOf": [{"type": "null"}, {"const": 1}]},
+    ):
+        spec = parse_grammar({"json_schema": kept})
+        assert spec is not None
+        assert spec.source == json.dumps(kept, separators=(",", ":"))
 
 
 def test_strict_is_an_option() -> None:
@@ -107,6 +137,8 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("json_schema", {"enum": list(range(MAX_ENUM_VALUES + 1))}, f"/enum has .* at most {MAX_ENUM_VALUES}"),
     ("json_schema", {"const": "x" * MAX_SOURCE_BYTES}, f"at most {MAX_SOURCE_BYTES}"),
     ("json_schema", reference_chain(MAX_REFERENCES + 2), f"at most {MAX_REFERENCES}"),
+    ("json_schema", {"properties": {str(i): {} for i in range(MAX_PROPERTIES + 1)}}, f"at most {MAX_PROPERTIES}"),
+    ("json_schema", {"anyOf": [{}] * (MAX_BRANCHES + 1)}, f"/anyOf has .* at most {MAX_BRANCHES}"),
     ("json_object", 1, "true or false"),
     ("json_object", "true", "true or false"),
     ("json_object", {}, "true or false"),
@@ -188,13 +220,13 @@ _JSON = st.recursive(
 @settings(deadline=None, max_examples=200)
 @given(schema=st.dictionaries(st.text(max_size=8), _JSON, max_size=4))
 def test_the_source_is_the_schema(schema: dict[str, Any]) -> None:
-    """Any JSON object is kept value by value and in its order, or refused with a reason."""
+    """Any JSON object is kept value by value, or refused with a reason; its source is its own source."""
     try:
         spec = parse_grammar({"json_schema": schema})
     except GrammarError:
         return
     assert spec is not None
-    assert json.dumps(json.loads(spec.source)) == json.dumps(schema)
+    assert json.dumps(json.loads(spec.source), sort_keys=True) == json.dumps(schema, sort_keys=True)
     assert parse_grammar({"json_schema": spec.source}) == spec
 
 
