@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from runtime.kv_blocks import BlockTable, KVCacheError
-from runtime.kv_cache import Span
+from runtime.kv_cache import Runs, Span, cut_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def pack(chunks: Sequence[Chunk], block_tokens: int, device: torch.device) -> Fo
         spans.append(span)
         token_ids.extend(chunk.token_ids)
         positions.extend(range(first, stop))
-        slots.extend(_slots(runs, first))
+        for slot, length in cut_runs(runs, first):
+            slots.extend(range(slot, slot + length))
         sample_rows.extend(range(span.stop - chunk.logit_rows, span.stop))
     return ForwardBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
@@ -77,8 +78,8 @@ def pack(chunks: Sequence[Chunk], block_tokens: int, device: torch.device) -> Fo
     )
 
 
-def _runs(table: BlockTable, tokens: int, block_tokens: int) -> tuple[tuple[int, int], ...]:
-    """Returns the slots of a sequence's first ``tokens`` tokens as runs of neighbours: (first slot, how many).
+def _runs(table: BlockTable, tokens: int, block_tokens: int) -> Runs:
+    """Returns the slots of a sequence's first ``tokens`` tokens.
 
     Raises:
         KVCacheError: Its blocks have no room for so many.
@@ -94,10 +95,3 @@ def _runs(table: BlockTable, tokens: int, block_tokens: int) -> tuple[tuple[int,
         runs.append((first * block_tokens, min(count * block_tokens, tokens)))
         tokens -= count * block_tokens
     return tuple(runs)
-
-
-def _slots(runs: tuple[tuple[int, int], ...], first: int) -> Iterator[int]:
-    """Yields the slots of the tokens from position ``first`` on."""
-    for slot, length in runs:
-        yield from range(slot + first, slot + length)
-        first = max(first - length, 0)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from runtime.attention import Visible, attend
 from runtime.checkpoint_layout import layer_prefix
-from runtime.kv_cache import KVCache, Span
+from runtime.kv_cache import KVCache
 from runtime.model_config import ModelConfig
 from runtime.rope import rotate
 from runtime.weights import WeightReader
@@ -45,19 +45,17 @@ class StepContext:
     """What every layer of a stage needs to know of a step.
 
     Attributes:
-        spans: The sequences of the batch.
         slots: [T] int64, where each token's keys and values go.
         cos: [T, 1, head_dim / 2].
         sin: [T, 1, head_dim / 2].
-        visible: What each span sees, by the layer's window.
+        visible: What the batch sees, by the layer's window.
         cache: Keys and values of this stage.
     """
 
-    spans: tuple[Span, ...]
     slots: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    visible: dict[int | None, list[Visible]]
+    visible: dict[int | None, Visible]
     cache: KVCache
 
 
@@ -163,7 +161,7 @@ class DecoderLayer:
         query_key = rotate(query_key, step.cos, step.sin)
         queries, keys = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         step.cache.write(self._cache_layer, step.slots, keys, values)
-        attended = attend(queries, step.cache, self._cache_layer, step.spans, step.visible[self._window])
+        attended = attend(queries, step.cache, self._cache_layer, step.visible[self._window])
         return self._output(attended.view(x.shape[0], -1))
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:

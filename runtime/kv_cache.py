@@ -12,6 +12,21 @@ from typing import Protocol
 
 import torch
 
+Runs = tuple[tuple[int, int], ...]
+"""Slots in order, as runs of neighbours: (first slot, how many)."""
+
+
+def cut_runs(runs: Runs, first: int) -> Runs:
+    """Returns the slots of the tokens from position ``first`` on."""
+    if first == 0:
+        return runs
+    rest = []
+    for slot, length in runs:
+        if length > first:
+            rest.append((slot + first, length - first))
+        first = max(first - length, 0)
+    return tuple(rest)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -22,14 +37,14 @@ class Span:
         start: Its first row.
         length: How many rows it has.
         context_length: How many of its tokens came before; they are in the cache.
-        runs: The slots of all its tokens, these included, in order, as runs of neighbours: (first slot, how many).
+        runs: The slots of all its tokens, these included.
     """
 
     sequence_id: int
     start: int
     length: int
     context_length: int
-    runs: tuple[tuple[int, int], ...]
+    runs: Runs
 
     @property
     def stop(self) -> int:
@@ -48,8 +63,8 @@ class KVCache(Protocol):
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores a batch's keys and values, [T, kv_heads, head_dim] each, in ``slots``, [T] int64."""
 
-    def read(self, layer: int, span: Span, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and values, [1, kv_heads, total_length − first, head_dim] each, of positions from ``first`` on.
+    def read(self, layer: int, runs: Runs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns keys and values, [1, kv_heads, slots of the runs, head_dim] each.
 
         They may be views that the next write changes.
         """
@@ -99,20 +114,12 @@ class PagedKVCache:
         stored_keys.index_copy_(0, slots, keys)
         stored_values.index_copy_(0, slots, values)
 
-    def read(self, layer: int, span: Span, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and values, [1, kv_heads, total_length − first, head_dim], of positions from ``first`` on.
-
-        They are views when the tokens' slots are neighbours, else copies.
-        """
+    def read(self, layer: int, runs: Runs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns keys and values, [1, kv_heads, slots of the runs, head_dim] each: of one run views, else copies."""
         keys, values = self._by_head[layer]
-        if len(span.runs) == 1:
-            slot, length = span.runs[0][0] + first, span.total_length - first
+        if len(runs) == 1:
+            slot, length = runs[0]
             return keys.narrow(2, slot, length), values.narrow(2, slot, length)
-        runs = []
-        for slot, length in span.runs:
-            if length > first:
-                runs.append((slot + first, length - first))
-            first = max(first - length, 0)
         return (
             torch.cat([keys.narrow(2, slot, length) for slot, length in runs], dim=2),
             torch.cat([values.narrow(2, slot, length) for slot, length in runs], dim=2),

@@ -105,7 +105,7 @@ class DecoderStage:
             raise RuntimeError("a stage after the first needs the hidden states of the stage before")
         cos, sin = self._rope.at(batch.positions, batch.max_position)
         seen = {window: visible(batch.spans, window, self.device) for window in self._windows}
-        step = StepContext(batch.spans, batch.slots, cos, sin, seen, cache)
+        step = StepContext(batch.slots, cos, sin, seen, cache)
         for layer in self._layers:
             hidden = layer(hidden, step)
         return hidden if self._final_norm is None else self._final_norm(hidden[batch.sample_rows])
