@@ -67,7 +67,7 @@ class Job:
 
 @dataclass(frozen=True)
 class FillFault:
-    """What befalls a grammar's matchers on one rank after so many tokens: ``hang``, ``fail`` or ``refuse``."""
+    """What befalls a grammar's matchers on one rank after so many tokens: ``hang``, ``fail``, ``refuse``…"""
 
     source: str
     rank: int
@@ -226,6 +226,7 @@ class RecordingScheduler(Scheduler):
         self.holders: list[frozenset[int]] = []
 
     def plan(self, step: int) -> StepPlan:
+        FaultyStage.began.clear()
         plan = super().plan(step)
         if plan.rows:
             self.planned.append(plan.rows)
@@ -283,6 +284,8 @@ class FaultyMatcher:
             raise MatcherError("made to fail")
         if self._accepted >= self._fault.after and self._fault.what == "hang":
             threading.Event().wait()
+        if self._fault.what == "overlap" and not FaultyStage.began.wait(20):
+            raise MatcherError("the forward pass did not begin before its masks were filled")
         self._inner.fill(words)
 
     def is_terminated(self) -> bool:
@@ -332,6 +335,8 @@ class FaultyStage(DecoderStage):
     """A stage that sleeps once, in a random forward pass, or whose logits are noisy."""
 
     noisy = False
+    began = threading.Event()
+    """Set once this step's forward pass has begun; the scheduler clears it when it plans the next."""
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         clean = super().logits(rows)
@@ -345,6 +350,7 @@ class FaultyStage(DecoderStage):
         if self._stall_in == 0:
             time.sleep(self._stall_s)
         self._stall_in -= 1
+        self.began.set()
         return super().forward(batch, hidden, cache)
 
 

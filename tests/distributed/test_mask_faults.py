@@ -81,3 +81,11 @@ def test_an_audit_does_not_take_a_missing_mask_for_a_sick_rank(model: Path) -> N
     fault = FillFault(BAD.source, 1, "fail")
     records = run_ranks(run_engine, 2, Case(model, jobs(), tp=2, audit=True, fill_faults=(fault,)))
     assert [output.finish_reason for output in records[0].outputs[0]] == ["length", "error", "length"]
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_masks_fill_while_the_forward_pass_runs(model: Path, pp: int) -> None:
+    """Every fill of these matchers waits until the forward pass of its own step has begun."""
+    faults = tuple(FillFault(spec.source, 0, "overlap") for spec in (HEALTHY, BAD))
+    records = run_ranks(run_engine, pp, Case(model, jobs(), pp=pp, fill_faults=faults))
+    assert [output.finish_reason for output in records[0].outputs[0]] == ["length"] * 3
