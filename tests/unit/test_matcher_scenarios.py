@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import TOKENIZER_SIZE, write_tiny_checkpoint
 
-from grammar_sync.backend import CompiledGrammar, Matcher, compile_spec
+from grammar_sync.backend import CompiledGrammar, GrammarBackend, Matcher, compile_spec
+from grammar_sync.llguidance_backend import LLGuidanceBackend
 from grammar_sync.masks import MaskFiller, RowFault
 from grammar_sync.spec import parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
@@ -57,13 +58,18 @@ GRAMMARS: dict[str, dict[str, object]] = {
 }
 
 
-def compiled(fields: dict[str, object], backend: XGrammarBackend = BACKEND) -> CompiledGrammar:
+def compiled(fields: dict[str, object], backend: GrammarBackend = BACKEND) -> CompiledGrammar:
     spec = parse_grammar(fields)
     assert spec is not None
     return compile_spec(backend, spec)[1]
 
 
 COMPILED = {name: compiled(fields) for name, fields in GRAMMARS.items()}
+OF_ENGINE = {
+    "xgrammar": COMPILED,
+    "llguidance": {name: compiled(fields, LLGuidanceBackend(VOCABULARY)) for name, fields in GRAMMARS.items()},
+}
+_engines = st.sampled_from(sorted(OF_ENGINE))
 
 
 def mask(matcher: Matcher, filler: MaskFiller = FILLER) -> set[int]:
@@ -81,9 +87,9 @@ def walk(matcher: Matcher, seed: int, steps: int) -> list[int]:
 
 
 @settings(deadline=None, max_examples=80)
-@given(name=st.sampled_from(sorted(GRAMMARS)), seed=st.integers(0, 2**32), steps=st.integers(0, 24))
-def test_t10_mask_and_accept_agree_at_every_state(name: str, seed: int, steps: int) -> None:
-    matcher = COMPILED[name].new_matcher()
+@given(engine=_engines, name=st.sampled_from(sorted(GRAMMARS)), seed=st.integers(0, 2**32), steps=st.integers(0, 24))
+def test_t10_mask_and_accept_agree_at_every_state(engine: str, name: str, seed: int, steps: int) -> None:
+    matcher = OF_ENGINE[engine][name].new_matcher()
     walk(matcher, seed, steps)
     if matcher.is_terminated():
         assert not any(matcher.copy().accept(token_id) for token_id in range(VOCABULARY.vocab_size))
@@ -95,18 +101,21 @@ def test_t10_mask_and_accept_agree_at_every_state(name: str, seed: int, steps: i
 
 @settings(deadline=None, max_examples=60)
 @given(
+    engine=_engines,
     name=st.sampled_from(sorted(GRAMMARS)),
     seed=st.integers(0, 2**32),
     steps=st.integers(0, 24),
     back=st.integers(0, 24),
 )
-def test_t22_rollback_copy_and_replay_lead_to_the_same_state(name: str, seed: int, steps: int, back: int) -> None:
-    matcher = COMPILED[name].new_matcher()
+def test_t22_rollback_copy_and_replay_lead_to_the_same_state(
+    engine: str, name: str, seed: int, steps: int, back: int
+) -> None:
+    matcher = OF_ENGINE[engine][name].new_matcher()
     ids = walk(matcher, seed, steps)
     kept = ids[: max(0, len(ids) - back)]
     copy = matcher.copy()
     copy.rollback(len(ids) - len(kept))
-    replayed = COMPILED[name].new_matcher()
+    replayed = OF_ENGINE[engine][name].new_matcher()
     assert all(replayed.accept(token_id) for token_id in kept)
     assert copy.is_terminated() == replayed.is_terminated()
     assert copy.jump_forward() == replayed.jump_forward()
