@@ -27,7 +27,7 @@ from runtime.checkpoint_layout import CheckpointError
 from runtime.model_config import ModelConfig, ModelConfigError, check_parallel
 from runtime.tokenizer import Tokenizer, TokenizerError
 
-_PACKAGES = ("torch", "xgrammar", "msgspec", "pyzmq", "tokenizers", "safetensors", "gguf")
+_PACKAGES = ("torch", "xgrammar", "llguidance", "jsonschema", "msgspec", "pyzmq", "tokenizers", "safetensors", "gguf")
 _PROBE_TIMEOUT_S = 120.0
 _MIN_SHARED_MEMORY_BYTES = 64 << 20
 _MIN_FILES_PER_RANK = 64
