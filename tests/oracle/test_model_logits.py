@@ -110,6 +110,25 @@ def test_mixed_batches_of_chunks_and_decodes_give_the_same_logits(model: tuple[P
             torch.testing.assert_close(row, expected[key][done[key] - 1], atol=ATOL, rtol=0)
 
 
+def test_blocks_in_several_runs_change_nothing(model: tuple[Path, Any]) -> None:
+    """The same steps over one run of slots a sequence, which is as good as no paging, give the same logits."""
+    folder, _ = model
+    first, second = random_ids(40, seed=3), random_ids(31, seed=5)
+    steps = [
+        [Part(1, first[:17], 0, 1), Part(2, second[:1], 0, 1)],
+        [Part(2, second[1:29], 1, 1), Part(1, first[17:18], 17, 1)],
+        [Part(1, first[18:19], 18, 1), Part(2, second[29:30], 29, 1)],
+        [Part(1, first[19:], 19, 1), Part(2, second[30:], 30, 1)],
+    ]
+    paged, whole = (ModelPipeline(folder, paged=flag) for flag in (True, False))
+    for pipeline in (paged, whole):
+        pipeline.add(1, 40)
+        pipeline.add(2, 31)
+    for parts in steps:
+        got, expected = (pipeline.step(parts, all_rows=True) for pipeline in (paged, whole))
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
 def test_greedy_tokens_equal_those_of_transformers(model: tuple[Path, Any]) -> None:
     folder, reference = model
     prompts = [random_ids(length, seed=length) for length in (1, 5, 17)]
