@@ -13,9 +13,9 @@ import torch
 from jsonschema import Draft202012Validator
 
 from grammar_sync.backend import CompiledGrammar, compile_spec
+from grammar_sync.engines import make_backend
 from grammar_sync.prepared import CompileError
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, parse_grammar
-from grammar_sync.xgrammar_backend import XGrammarBackend
 from runtime.assembly import grammar_vocabulary
 from runtime.checkpoint import open_checkpoint
 from runtime.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ class Judge:
         tokenizer, config = Tokenizer.load(model), open_checkpoint(model).config
         eos = tuple(sorted({*tokenizer.eos_token_ids, *config.eos_token_ids}))
         self._eos = frozenset(eos)
-        self._backend = XGrammarBackend(grammar_vocabulary(tokenizer, config, eos))
+        self._backend = make_backend(grammar_vocabulary(tokenizer, config, eos), "auto")
 
     @cache  # noqa: B019 - a judge lives as long as its test
     def compiled(self, key: str) -> CompiledGrammar:

@@ -41,7 +41,7 @@ GRAMMARS: list[dict[str, Any]] = [
         "json_schema": {
             "type": "object",
             "properties": {
-                "name": {"type": "string", "enum": ["Al", "Bo"]},
+                "name": {"type": "string", "minLength": 1, "maxLength": 4},
                 "age": {"type": "integer", "minimum": 0, "maximum": 120},
                 "mood": {"enum": ["good", "bad"]},
             },

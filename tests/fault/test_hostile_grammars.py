@@ -28,6 +28,7 @@ SOME = (
     *("NUL in a regex", "lone surrogate", "chain of 5,000 definitions", "anyOf 1,000 deep", "arrays 800 deep"),
     *("enum of 100,000", "regex of 1 MB", "1,000 optional properties", "bounds times bounds", "tag a billion times"),
     *("bounds in ebnf", "chain of 400 definitions", "enum of 2,000", "rules in a circle"),
+    *("uniqueItems", "not", "anchor inside", "uniqueItems in a tag"),
 )
 # What a rank may hold more at the end than when it began: caches of tiny grammars, the allocator's leftovers.
 _GROWTH_BYTES = 128 << 20
