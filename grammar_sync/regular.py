@@ -314,7 +314,8 @@ class Language:
         """
         tree = self._plain_tree()
         expression = None if tree is None else _one_rule(name, tree, json_encoded=json_encoded)
-        if expression is not None and tree is not None and not repeats_groups(tree):
+        # One character is a group where it may be escaped.
+        if expression is not None and not (tree is None or repeats_groups(json_form(tree) if json_encoded else tree)):
             return expression
         try:
             automaton = self.automaton()

@@ -66,9 +66,7 @@ def _json_chars(chars: CharSet) -> Node:
     for code in range(0x20):
         if code in escaped and chr(code) not in _SHORT_ESCAPES:
             by_digit[f"{code:02x}"[0]] = by_digit.get(f"{code:02x}"[0], "") + f"{code:02x}"[1]
-    if by_digit:
-        hexadecimal = choice(concat([literal(high), Chars(characters(low))]) for high, low in by_digit.items())
-        options.append(concat([literal("\\u00"), hexadecimal]))
+    options += [concat([literal(f"\\u00{high}"), Chars(characters(low))]) for high, low in by_digit.items()]
     return choice(options)
 
 
@@ -222,10 +220,12 @@ def ebnf_rules(dfa: Dfa, name: str, *, json_encoded: bool) -> str:
             continue
         options: list[str] = []
         for target, chars in targets.items():
-            tree: Node = Chars(chars)
-            written = _ebnf(json_form(tree) if json_encoded else tree)
-            grouped = f"({written})" if " | " in written else written
-            options.append(grouped if ends[target] else f"{grouped} {_rule(name, target)}")
+            # One option for each way to write a character: a group before a rule would have a mask of its own.
+            tree: Node = json_form(Chars(chars)) if json_encoded else Chars(chars)
+            for option in tree.options if isinstance(tree, Choice) else (tree,):
+                written = _ebnf(option)
+                grouped = f"({written})" if " | " in written else written
+                options.append(grouped if ends[target] else f"{grouped} {_rule(name, target)}")
         if dfa.accepting[state]:
             options.append('""')
         lines.append(f"{_rule(name, state)} ::= {' | '.join(options)}")
