@@ -115,8 +115,10 @@ class AgreedCompiler:
             self._compiler.discard(sequence.prepared)
         if self._vetter is not None:
             self._vetter.discard(sequence.spec)
-        elif self._known_forms.unwant(sequence.spec) and self._known_forms[sequence.spec] is None:
-            self._known_forms.forget(sequence.spec)
+        else:
+            is_known = self._known_forms[sequence.spec] is not None
+            if self._known_forms.unwant(sequence.spec) and not is_known:
+                self._known_forms.forget(sequence.spec)
 
     def close(self) -> None:
         """Drops all sequences, and closes compiler and vetter."""

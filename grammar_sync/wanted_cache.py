@@ -71,8 +71,9 @@ class WantedCache(Generic[Key, Value]):
         self._evict()
 
     def forget(self, key: Key) -> None:
-        """Drops a key, wanted or not."""
-        self.size_bytes -= self._slots.pop(key).size_bytes
+        """Drops a key, wanted or not, if it is there."""
+        slot = self._slots.pop(key, None)
+        self.size_bytes -= 0 if slot is None else slot.size_bytes
 
     def _evict(self) -> None:
         if self.size_bytes <= self._limit_bytes:

@@ -41,10 +41,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def forget(self, key: int) -> None:
-        if key in self.cache:
-            self.cache.forget(key)
-            self.wanted.pop(key, None)
-            self.sizes.pop(key, None)
+        self.cache.forget(key)
+        self.wanted.pop(key, None)
+        self.sizes.pop(key, None)
 
     @invariant()
     def holds(self) -> None:
