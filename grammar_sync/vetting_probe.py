@@ -83,7 +83,7 @@ class _Prober:
         self._total_s += seconds
         self.slowest_s = max(self.slowest_s, seconds)
         if seconds > self._fill_limit_s:
-            raise ProbeError(f"one of its masks takes {seconds:.2g} s to fill, at most {self._fill_limit_s:g} s may be")
+            raise ProbeError(f"one of its masks takes {seconds:.3g} s to fill, at most {self._fill_limit_s:g} s may be")
         if self._total_s > _TOTAL_LIMIT_S:
             raise ProbeError(f"its masks take too long to fill: {self._fills} of them {self._total_s:.2g} s")
         self._words[-1] &= self._last_word
