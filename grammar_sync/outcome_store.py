@@ -18,7 +18,7 @@ DEFAULT_FOLDER_LIMIT_BYTES = 256 << 20
 _MAGIC = b"lockstep grammar 1\n"
 _DIGEST_BYTES = 32
 _SUFFIX = ".grammar"
-_ENGINES = ("xgrammar",)
+_ENGINES = ("xgrammar", "llguidance")
 _LOG = logging.getLogger(__name__)
 
 
