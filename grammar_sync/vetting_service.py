@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import select
 import selectors
-import signal
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -44,23 +44,15 @@ class VettingError(RuntimeError):
     """The vetter was asked for a grammar that nobody submitted, or after it was closed."""
 
 
-@dataclass(frozen=True)
-class RunningProcess:
-    """A compile process.
+class CompileProcess(Protocol):
+    """A process that runs ``vetting_process.serve``."""
 
-    Args:
-        pid: A child of this process.
-        connection: To it.
-    """
-
-    pid: int
-    connection: socket.socket
+    @property
+    def connection(self) -> socket.socket:
+        """To it."""
 
     def end(self) -> None:
-        """Ends it, whatever it does."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        self.connection.close()
+        """Ends it, whatever it does, and closes the connection."""
 
 
 @dataclass
@@ -90,8 +82,8 @@ class VettingService:
     def __init__(
         self,
         setup: Setup,
-        process: RunningProcess,
-        start: Callable[[], RunningProcess],
+        process: CompileProcess,
+        start: Callable[[], CompileProcess],
         *,
         cache_limit_bytes: int = DEFAULT_OUTCOME_CACHE_BYTES,
         on_finished: Callable[[], None] | None = None,
@@ -111,6 +103,7 @@ class VettingService:
         self._closed = False
         self._wake_reading, self._wake_writing = socket.socketpair()
         self._wake_reading.setblocking(False)
+        self._wake_writing.setblocking(False)
         self._thread = threading.Thread(target=self._run, args=(process,), name="grammar-vetting", daemon=True)
         self._thread.start()
 
@@ -180,30 +173,34 @@ class VettingService:
         self._wake()
 
     def _wake(self) -> None:
-        self._wake_writing.send(b"x")
+        with suppress(BlockingIOError):  # so many unread already: the thread wakes anyway
+            self._wake_writing.send(b"x")
 
     # The service's thread.
 
-    def _run(self, process: RunningProcess) -> None:
+    def _run(self, process: CompileProcess) -> None:
         losses = 0
-        while losses < _MAX_LOSSES:
+        while True:
             answers = self._serve(process)
             process.end()
             if self._closed:
                 break
-            losses = 0 if answers else losses + 1
             self._ask_again()
+            losses = 0 if answers else losses + 1
+            if losses == _MAX_LOSSES:
+                _LOG.error("%d compile processes were lost before they answered: grammars are refused", losses)
+                break
             _LOG.warning("the compile process was lost; another one is started")
             try:
                 process = self._start()
             except OSError:
-                _LOG.exception("the compile process cannot be started")
+                _LOG.exception("the compile process cannot be started: grammars are refused")
                 break
             with self._lock:
                 self._counters.restarts += 1
         self._refuse_all()
 
-    def _serve(self, process: RunningProcess) -> int:
+    def _serve(self, process: CompileProcess) -> int:
         """Talks with one compile process until it is lost or the service closed; returns how often it answered."""
         connection = process.connection
         connection.setblocking(False)

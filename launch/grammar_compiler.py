@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from grammar_sync.agreed_compiler import AgreedCompiler
@@ -13,11 +15,30 @@ from grammar_sync.compiler import ThreadedGrammarCompiler
 from grammar_sync.engines import MAKE_BACKEND, make_backend
 from grammar_sync.outcome_store import FolderStore
 from grammar_sync.vetting_messages import Setup, VettingLimits
-from grammar_sync.vetting_service import RunningProcess, VettingService
+from grammar_sync.vetting_service import CompileProcess, VettingService
 from grammar_sync.vocabulary import GrammarVocabulary
 from launch.environment import with_import_path, without_rank_variables
 from launch.grammar_process import run_compile_process
 from launch.options import EngineOptions
+
+
+@dataclass(frozen=True)
+class RunningProcess:
+    """A compile process that this process started.
+
+    Args:
+        pid: Its id.
+        connection: To it.
+    """
+
+    pid: int
+    connection: socket.socket
+
+    def end(self) -> None:
+        """Ends it, whatever it does, and closes the connection."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.connection.close()
 
 
 class GrammarProcessStarter:
@@ -57,8 +78,8 @@ class GrammarProcessStarter:
 def compiler_of_rank(
     vocabulary: GrammarVocabulary,
     options: EngineOptions,
-    process: RunningProcess | None,
-    start: Callable[[], RunningProcess],
+    process: CompileProcess | None,
+    start: Callable[[], CompileProcess],
     on_finished: Callable[[], None] | None,
 ) -> AgreedCompiler:
     """Returns what has a first-stage rank's grammars compiled; with a compile process it vets for its stage too."""

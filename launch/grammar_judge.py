@@ -11,9 +11,9 @@ from grammar_sync.engines import MAKE_BACKEND, make_backend
 from grammar_sync.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting_messages import Refused, Setup, VettingLimits
-from grammar_sync.vetting_service import RunningProcess, VettingService
+from grammar_sync.vetting_service import VettingService
 from grammar_sync.vocabulary import GrammarVocabulary
-from launch.grammar_compiler import GrammarProcessStarter
+from launch.grammar_compiler import GrammarProcessStarter, RunningProcess
 from launch.options import CheckGrammarCommand
 
 

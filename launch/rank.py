@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.reasoning import ReasoningVocabulary
-from grammar_sync.vetting_service import RunningProcess
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
-from launch.grammar_compiler import GrammarProcessStarter, compiler_of_rank
+from launch.grammar_compiler import GrammarProcessStarter, RunningProcess, compiler_of_rank
 from launch.groups import RankGroups
 from launch.kv_size import agreed_kv_blocks
 from launch.options import EngineOptions

@@ -17,8 +17,8 @@ from grammars import small_vocabulary
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting import VettingReport
 from grammar_sync.vetting_messages import Refused, Setup, Vetted, VettingLimits
-from grammar_sync.vetting_service import RunningProcess, VettingError, VettingService
-from launch.grammar_compiler import GrammarProcessStarter
+from grammar_sync.vetting_service import VettingError, VettingService
+from launch.grammar_compiler import GrammarProcessStarter, RunningProcess
 
 TESTS = str(Path(__file__).resolve().parents[1])
 PATIENCE_S = 60.0
