@@ -262,6 +262,11 @@ class _Search:
         first, *others = record.failing
         rest = replace(record, failing=tuple(others))
         names = dict.fromkeys(name for one in record.sets for name in one.properties)
+        if not names and not record.required:
+            keyword = "patternProperties" if first.patterns else "additionalProperties"
+            message = "cannot be negated: only a property that has a name can be demanded to fail"
+            self._walk.refuse(pointer(first.path, keyword), keyword, message)
+            return self._with_failing(replace(state, object=rest))
         found = [replace(state, object=None)]
         for name in (*names, *(name for name in record.required if name not in names)):
             parts = self._walk.property(Objects((replace(first, properties={}),)), name)

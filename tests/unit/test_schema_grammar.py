@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schema_texts import json_taker, taker
 
+from grammar_sync.preparation import prepare
 from grammar_sync.prepared import CompileError
 from grammar_sync.schema_keywords import KEYWORDS
 from grammar_sync.schema_negative import NEGATIVE
 from grammar_sync.schema_positive import POSITIVE
+from grammar_sync.spec import parse_grammar
 
 Case = tuple[dict[str, Any], list[Any], list[Any]]
 PERSON = {
@@ -208,6 +210,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "("}, "^/pattern: "),
     ({"type": "string", "pattern": r"^(a)\1$"}, "^/pattern: "),
     ({"not": {"propertyNames": {"pattern": "^a"}}}, "^/not/propertyNames: cannot be negated"),
+    ({"not": {"patternProperties": {"^a": {"type": "string"}}}}, "^/not/patternProperties: cannot be negated"),
     ({"not": {"const": {"a": 1}}}, "^/not/const: cannot be negated"),
     ({"type": "object", "minProperties": 3}, "^/minProperties: "),
     ({"type": "foo"}, "^/type is 'foo', expected one or more of array"),
@@ -399,3 +402,13 @@ def test_the_table_of_keywords_is_what_the_code_knows() -> None:
     together = {"minContains", "maxContains", "then", "else"}
     asserted = {name for name, enforcement in KEYWORDS.items() if enforcement.status != "annotation"}
     assert asserted == handled | together
+
+
+def test_what_is_slow_in_one_engine_goes_to_the_other() -> None:
+    def engines(schema: dict[str, Any]) -> list[str]:
+        spec = parse_grammar({"json_schema": schema})
+        assert spec is not None
+        return [prepared.engine for prepared in prepare(spec, ("xgrammar", "llguidance"))]
+
+    assert engines(PERSON) == ["xgrammar", "llguidance"]
+    assert engines({"type": "string", "maxLength": 200}) == ["llguidance", "xgrammar"]
