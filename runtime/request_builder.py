@@ -290,8 +290,10 @@ class RequestBuilder:
         if asked is None:
             return min(room, self._limits.default_max_tokens)
         if asked > room:
+            limits = f"context of {self._limits.max_model_len} tokens, KV cache of {self._limits.kv_cache_tokens}"
             raise RequestError(
-                f"max_tokens is {asked}: after a prompt of {prompt_tokens} tokens 1..{room} are possible", "max_tokens"
+                f"max_tokens is {asked}: after a prompt of {prompt_tokens} tokens 1..{room} are possible ({limits})",
+                "max_tokens",
             )
         return asked
 
