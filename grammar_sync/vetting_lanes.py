@@ -76,6 +76,7 @@ class Lanes:
                 return job
         return None
 
-    def next_s(self) -> float | None:
-        """Returns when ``overdue`` should be asked again, or None."""
-        return min(self._quick.values()) + self._quick_s if self._quick else None
+    def next_s(self, now_s: float) -> float | None:
+        """Returns when ``overdue`` should be asked again if nothing happens before, or None."""
+        moments = [started_s + self._quick_s for started_s in self._quick.values()]
+        return min((moment for moment in moments if moment > now_s), default=None)

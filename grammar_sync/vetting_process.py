@@ -16,12 +16,15 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from grammar_sync.backend import GrammarBackend
+from grammar_sync.prepared import CompileError
+from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting_lanes import Lanes
 from grammar_sync.vetting_messages import (
     Answer,
@@ -50,6 +53,10 @@ _UNKNOWN_DEATHS: Mapping[int, str] = {
     1: "internal error of the grammar compiler",
     -signal.SIGKILL: "the grammar compiler was killed while it worked on it",
 }
+_WARM_UP = (
+    GrammarSpec("json_schema", '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"string"}}}'),
+    GrammarSpec("regex", "[a-z]+"),
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -102,6 +109,11 @@ def serve(connection: socket.socket, on_fork: Callable[[], None]) -> None:
 def _make_backend(setup: Setup) -> GrammarBackend:
     module, _, name = setup.backend.partition(":")
     backend: GrammarBackend = getattr(importlib.import_module(module), name)(setup.vocabulary, setup.policy)
+    # What is made at first use would otherwise be made in every worker, and lost with it.
+    for spec in _WARM_UP:
+        with suppress(CompileError):
+            for prepared in backend.prepare(spec):
+                backend.compile(prepared)
     # What the collector never looks at is never copied in a worker.
     gc.collect()
     gc.freeze()
@@ -174,10 +186,11 @@ class VettingProcess:
 
     def _patience_s(self) -> float | None:
         moments = [worker.ends_s for worker in self._workers.values()]
-        next_s = self._lanes.next_s()
+        now_s = time.monotonic()
+        next_s = self._lanes.next_s(now_s)
         if next_s is not None:
             moments.append(next_s)
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        return max(0.0, min(moments) - now_s) if moments else None
 
     def _start_workers(self) -> None:
         while (job := self._lanes.start(time.monotonic())) is not None:

@@ -75,11 +75,28 @@ def test_one_that_waits_can_be_dropped() -> None:
 
 def test_when_to_look_again() -> None:
     lanes = Lanes(quick_s=0.5)
-    assert lanes.next_s() is None
+    assert lanes.next_s(0.0) is None
     lanes.add(1)
     assert lanes.start(2.0) == 1
-    assert lanes.next_s() == 2.5
+    assert lanes.next_s(2.0) == 2.5
     assert lanes.overdue(2.4) is None
-    assert lanes.next_s() == 2.5
+    assert lanes.next_s(2.4) == 2.5
     assert lanes.overdue(2.5) is None
-    assert lanes.next_s() is None, "it goes on in a place for hard ones"
+    assert lanes.next_s(2.5) is None, "it goes on in a place for hard ones"
+
+
+def test_hard_ones_without_a_place_are_not_asked_about_again_and_again() -> None:
+    lanes = Lanes(quick_s=0.5, quick_workers=2, hard_workers=1)
+    for job in (1, 2):
+        lanes.add(job)
+        assert lanes.start(0.0) == job
+    assert lanes.overdue(1.0) is None
+    assert lanes.next_s(1.0) is None, "one goes on as a hard one, the other where it is: nobody waits for its place"
+    lanes.add(3)
+    assert lanes.start(1.0) == 3
+    assert lanes.next_s(1.0) == 1.5
+    lanes.add(4)
+    assert lanes.overdue(1.0) == 2, "now somebody does"
+    assert lanes.start(1.0) == 4
+    lanes.done(1)
+    assert lanes.start(1.1) == 2
