@@ -10,10 +10,10 @@ import msgspec
 
 from grammar_sync.agreement import GrammarFailure, LocalReport, VettedForm
 from grammar_sync.compiler import Failed, GrammarCompiler, Pending, Ready
-from grammar_sync.prepared import PreparedGrammar
+from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec
-from grammar_sync.vetting import GrammarVetter
-from grammar_sync.vetting_messages import Refused, Vetted
+from grammar_sync.vetting.messages import Refused, Vetted
+from grammar_sync.vetting.protocol import GrammarVetter
 from grammar_sync.wanted_cache import WantedCache
 
 _KNOWN_FORMS_BYTES = 64 << 20

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from grammar_sync.prepared import PreparedGrammar
+from grammar_sync.engines.prepared import PreparedGrammar
 from tp.group import TensorParallelGroup
 
 

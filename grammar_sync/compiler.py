@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from grammar_sync.backend import CompiledGrammar, GrammarBackend
-from grammar_sync.prepared import CompileError, PreparedGrammar
+from grammar_sync.engines.backend import CompiledGrammar, GrammarBackend
+from grammar_sync.engines.prepared import CompileError, PreparedGrammar
 from grammar_sync.wanted_cache import WantedCache
 
 DEFAULT_CACHE_LIMIT_BYTES = 512 << 20

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from grammar_sync.backend import MatcherError
+from grammar_sync.engines.backend import MatcherError
 
 DEFAULT_DEADLINE_S = 1.0
 """CPU seconds that one fill may take: 1,000 times what the 99th percentile of real grammars takes."""

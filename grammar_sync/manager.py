@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.agreement import LocalReport, VettedForm
-from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
+from grammar_sync.engines.backend import CompiledGrammar, Matcher, MatcherError
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.masks import FilledMasks, MaskFiller, PendingMasks, RowFault
 from grammar_sync.reasoning import ReasoningMatcher, ReasoningVocabulary, ThinkingState

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from grammar_sync.backend import Matcher
+from grammar_sync.engines.backend import Matcher
 from grammar_sync.fill_pool import CallBatch, CallState, FillPool
 from grammar_sync.vocabulary import GrammarVocabulary
 from pp.link import StageLink, Tag

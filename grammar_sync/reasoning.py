@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from grammar_sync.backend import Matcher
+from grammar_sync.engines.backend import Matcher
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
 from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from grammar_sync.prepared import Engine, Finding
+from grammar_sync.engines.prepared import Engine, Finding
 
 
 class GrammarStatistics(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
+from grammar_sync.engines.backend import CompiledGrammar, Matcher, MatcherError
+from grammar_sync.engines.token_bytes import token_bytes
 from grammar_sync.expectation import END_OF_OUTPUT, describe
-from grammar_sync.token_bytes import token_bytes
 from grammar_sync.vocabulary import GrammarVocabulary
 
 _MAX_ALTERNATIVES = 6

@@ -17,8 +17,8 @@ from typing import TextIO
 
 from rich.console import Console
 
-from grammar_sync.backend import MatcherError
-from grammar_sync.prepared import CompileError
+from grammar_sync.engines.backend import MatcherError
+from grammar_sync.engines.prepared import CompileError
 from grammar_sync.text_check import TextChecker
 from grammar_sync.vocabulary import VocabularyError
 from launch.cli import UsageError, parse_command

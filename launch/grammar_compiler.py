@@ -12,10 +12,10 @@ from pathlib import Path
 
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.compiler import ThreadedGrammarCompiler
-from grammar_sync.engines import MAKE_BACKEND, make_backend
-from grammar_sync.outcome_store import FolderStore
-from grammar_sync.vetting_messages import Setup, VettingLimits
-from grammar_sync.vetting_service import CompileProcess, VettingService
+from grammar_sync.engines.factory import MAKE_BACKEND, make_backend
+from grammar_sync.vetting.messages import Setup, VettingLimits
+from grammar_sync.vetting.outcome_store import FolderStore
+from grammar_sync.vetting.service import CompileProcess, VettingService
 from grammar_sync.vocabulary import GrammarVocabulary
 from launch.environment import with_import_path, without_rank_variables
 from launch.grammar_process import run_compile_process

@@ -6,12 +6,12 @@ import os
 import threading
 from dataclasses import dataclass
 
-from grammar_sync.backend import CompiledGrammar
-from grammar_sync.engines import MAKE_BACKEND, make_backend
-from grammar_sync.prepared import CompileError, PreparedGrammar
+from grammar_sync.engines.backend import CompiledGrammar
+from grammar_sync.engines.factory import MAKE_BACKEND, make_backend
+from grammar_sync.engines.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
-from grammar_sync.vetting_messages import Refused, Setup, VettingLimits
-from grammar_sync.vetting_service import VettingService
+from grammar_sync.vetting.messages import Refused, Setup, VettingLimits
+from grammar_sync.vetting.service import VettingService
 from grammar_sync.vocabulary import GrammarVocabulary
 from launch.grammar_compiler import GrammarProcessStarter, RunningProcess
 from launch.options import CheckGrammarCommand

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from grammar_sync.vetting_process import serve
+from grammar_sync.vetting.process import serve
 from launch.parent_death import die_with_parent
 
 

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from grammar_sync.prepared import Finding
+from grammar_sync.engines.prepared import Finding
 from grammar_sync.text_check import StartTokens, TextVerdict
 from launch.exit_codes import ExitCode
 from launch.grammar_lines import GrammarLine

@@ -17,12 +17,12 @@ import torch
 from grammars import InlineVetter
 
 from grammar_sync.agreed_compiler import AgreedCompiler
-from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError
 from grammar_sync.compiler import CompileOutcome, GrammarCompiler, Pending, ThreadedGrammarCompiler
-from grammar_sync.engines import make_backend
+from grammar_sync.engines.backend import CompiledGrammar, Matcher, MatcherError
+from grammar_sync.engines.factory import make_backend
+from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.manager import GrammarManager
-from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.thinking import ThinkingRules

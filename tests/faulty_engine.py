@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from grammar_sync.backend import Matcher
-from grammar_sync.prepared import CompileError, PreparedGrammar
+from grammar_sync.engines.backend import Matcher
+from grammar_sync.engines.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vocabulary import GrammarVocabulary
 

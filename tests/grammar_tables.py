@@ -8,9 +8,9 @@ from pathlib import Path
 
 from grammar_sync import spec
 from grammar_sync.fill_pool import DEFAULT_DEADLINE_S
-from grammar_sync.formats import format_rules
-from grammar_sync.schema_keywords import KEYWORDS
-from grammar_sync.vetting_messages import VettingLimits
+from grammar_sync.regular.formats import format_rules
+from grammar_sync.schema.keywords import KEYWORDS
+from grammar_sync.vetting.messages import VettingLimits
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "grammars.md"
 

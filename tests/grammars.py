@@ -12,12 +12,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from grammar_sync.agreed_compiler import AgreedCompiler
-from grammar_sync.backend import GrammarBackend
 from grammar_sync.compiler import GrammarCompiler, ThreadedGrammarCompiler
-from grammar_sync.prepared import CompileError
+from grammar_sync.engines.backend import GrammarBackend
+from grammar_sync.engines.prepared import CompileError
 from grammar_sync.spec import GrammarSpec
-from grammar_sync.vetting import VettingReport
-from grammar_sync.vetting_messages import Refused, Vetted
+from grammar_sync.vetting.messages import Refused, Vetted
+from grammar_sync.vetting.protocol import VettingReport
 from grammar_sync.vocabulary import GrammarVocabulary
 from runtime.gguf_header import read_gguf_header
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from jsonschema import Draft202012Validator
 
-from grammar_sync.backend import CompiledGrammar, compile_spec
-from grammar_sync.engines import make_backend
-from grammar_sync.prepared import CompileError
+from grammar_sync.engines.backend import CompiledGrammar, compile_spec
+from grammar_sync.engines.factory import make_backend
+from grammar_sync.engines.prepared import CompileError
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, parse_grammar
 from runtime.assembly import grammar_vocabulary
 from runtime.checkpoint import open_checkpoint

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import xgrammar as xgr
 
-from grammar_sync.prepared import PreparedGrammar
+from grammar_sync.engines.prepared import PreparedGrammar
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vocabulary import GrammarVocabulary
-from grammar_sync.xgrammar_backend import XGrammarBackend
 
 MAKE = "raw_engine:RawEngine"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from grammar_sync.regular import Language
-from grammar_sync.regular_automaton import Dfa
+from grammar_sync.regular.automaton import Dfa
+from grammar_sync.regular.language import Language
 
 LETTERS = "ab-1"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from grammars import Speller, small_vocabulary
 
-from grammar_sync.backend import CompiledGrammar
-from grammar_sync.prepared import PreparedGrammar
-from grammar_sync.routing import Policy, RoutingBackend
+from grammar_sync.engines.backend import CompiledGrammar
+from grammar_sync.engines.prepared import PreparedGrammar
+from grammar_sync.engines.routing import Policy, RoutingBackend
 from grammar_sync.spec import parse_grammar
 
 

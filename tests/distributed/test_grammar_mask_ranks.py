@@ -13,15 +13,15 @@ from ranks import run_ranks
 
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.agreement import Verdict, agree
-from grammar_sync.backend import CompiledGrammar
 from grammar_sync.compiler import ThreadedGrammarCompiler
+from grammar_sync.engines.backend import CompiledGrammar
+from grammar_sync.engines.prepared import PreparedGrammar
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.manager import GrammarManager
 from grammar_sync.masks import MaskError, MaskExchange, RowFault
-from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.relay import relay_verdict
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
-from grammar_sync.xgrammar_backend import XGrammarBackend
 from launch.groups import RankGroups, build_groups
 from pp.link import LinkError
 

@@ -21,8 +21,8 @@ from raw_engine import MAKE
 from tiny_checkpoints import write_tiny_checkpoint
 
 from grammar_sync.spec import GrammarKind, GrammarSpec
-from grammar_sync.vetting_messages import Refused, Setup, Vetted, VettingLimits
-from grammar_sync.vetting_service import VettingService
+from grammar_sync.vetting.messages import Refused, Setup, Vetted, VettingLimits
+from grammar_sync.vetting.service import VettingService
 from launch.exit_codes import ExitCode
 from launch.grammar_compiler import GrammarProcessStarter
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from grammars import Speller, allowed_ids, default_model_path, gguf_vocabulary, is_allowed, small_vocabulary
 
-from grammar_sync.backend import CompiledGrammar, Matcher, compile_spec
+from grammar_sync.engines.backend import CompiledGrammar, Matcher, compile_spec
+from grammar_sync.engines.prepared import CompileError
+from grammar_sync.engines.routing import Policy, RoutingBackend
 from grammar_sync.masks import MaskFiller
-from grammar_sync.prepared import CompileError
-from grammar_sync.routing import Policy, RoutingBackend
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
 

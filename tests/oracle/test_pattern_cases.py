@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from grammar_sync.formats import format_language
-from grammar_sync.regular import not_pattern, pattern, whole_regex
-from grammar_sync.regular_chars import RegularError
+from grammar_sync.regular.chars import RegularError
+from grammar_sync.regular.formats import format_language
+from grammar_sync.regular.language import not_pattern, pattern, whole_regex
 
 CASES = Path(__file__).resolve().parents[3] / "shared" / "cases" / "grammars.jsonl"
 pytestmark = pytest.mark.skipif(not CASES.exists(), reason=f"no case file at {CASES}")

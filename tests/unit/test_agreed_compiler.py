@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.agreement import LocalReport, Verdict, VettedForm, merge_reports
-from grammar_sync.backend import Matcher
 from grammar_sync.compiler import CompileOutcome, Failed, Pending, Ready
-from grammar_sync.prepared import Engine, PreparedGrammar
+from grammar_sync.engines.backend import Matcher
+from grammar_sync.engines.prepared import Engine, PreparedGrammar
 from grammar_sync.spec import GrammarSpec
-from grammar_sync.vetting import VettingReport
-from grammar_sync.vetting_messages import Refused, Vetted
+from grammar_sync.vetting.messages import Refused, Vetted
+from grammar_sync.vetting.protocol import VettingReport
 from grammar_sync.wanted_cache import WantedCache
 
 SPECS = [GrammarSpec("regex", source) for source in "abc"]

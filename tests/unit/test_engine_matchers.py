@@ -6,11 +6,11 @@ import pytest
 import torch
 from grammars import END, encode, small_vocabulary
 
-from grammar_sync.backend import GrammarBackend, Matcher, MatcherError, compile_spec
-from grammar_sync.llguidance_backend import LLGuidanceBackend
-from grammar_sync.prepared import CompileError
+from grammar_sync.engines.backend import GrammarBackend, Matcher, MatcherError, compile_spec
+from grammar_sync.engines.llguidance_backend import LLGuidanceBackend
+from grammar_sync.engines.prepared import CompileError
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.spec import parse_grammar
-from grammar_sync.xgrammar_backend import XGrammarBackend
 
 VOCABULARY = small_vocabulary()
 BACKENDS: dict[str, GrammarBackend] = {

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from grammar_sync.backend import MatcherError
+from grammar_sync.engines.backend import MatcherError
 from grammar_sync.fill_pool import CallState, FillPool
 
 DEADLINE_S = 0.02

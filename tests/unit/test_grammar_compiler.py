@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from grammars import END, allowed_ids, encode, small_vocabulary
 
-from grammar_sync.backend import Matcher, compile_spec
 from grammar_sync.compiler import CompileOutcome, CompilerError, Failed, Pending, Ready, ThreadedGrammarCompiler
+from grammar_sync.engines.backend import Matcher, compile_spec
+from grammar_sync.engines.prepared import CompileError, PreparedGrammar
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend, one_line
 from grammar_sync.masks import MaskFiller
-from grammar_sync.prepared import CompileError, PreparedGrammar
 from grammar_sync.spec import GrammarOptions, GrammarSpec, parse_grammar
-from grammar_sync.xgrammar_backend import XGrammarBackend, one_line
 
 VOCABULARY = small_vocabulary()
 PATIENCE_S = 20.0
@@ -245,7 +245,7 @@ def test_a_compile_that_runs_does_not_keep_the_process() -> None:
     code = """
 import threading
 from grammar_sync.compiler import ThreadedGrammarCompiler
-from grammar_sync.prepared import PreparedGrammar
+from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarOptions
 class Endless:
     def compile(self, prepared):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grammar_sync.prepared import Finding
+from grammar_sync.engines.prepared import Finding
 from grammar_sync.spec import GrammarOptions, GrammarSpec
 from launch.cli import UsageError, parse_command
 from launch.grammar_lines import GrammarLine, read_grammars

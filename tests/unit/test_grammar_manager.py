@@ -10,12 +10,12 @@ import torch
 from grammars import END, allowed_ids, encode, local_compiler, small_vocabulary
 
 from grammar_sync.agreement import GrammarFailure, LocalReport
-from grammar_sync.backend import GrammarBackend
 from grammar_sync.compiler import CompileOutcome, GrammarCompiler, Pending, ThreadedGrammarCompiler
+from grammar_sync.engines.backend import GrammarBackend
+from grammar_sync.engines.prepared import PreparedGrammar
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend, XGrammarCompiled
 from grammar_sync.manager import GrammarManager, GrammarRefusal, GrammarStateError
-from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec, parse_grammar
-from grammar_sync.xgrammar_backend import XGrammarBackend, XGrammarCompiled
 
 VOCABULARY = small_vocabulary()
 

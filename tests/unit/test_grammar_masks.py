@@ -20,11 +20,11 @@ from grammars import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammar_sync.backend import Matcher, compile_spec
+from grammar_sync.engines.backend import Matcher, compile_spec
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.masks import MaskError, MaskExchange, MaskFiller, RowFault
 from grammar_sync.spec import parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary, VocabularyError, VocabularyType
-from grammar_sync.xgrammar_backend import XGrammarBackend
 from pp.link import StageLink
 
 SIZE = small_tokenizer().get_vocab_size()

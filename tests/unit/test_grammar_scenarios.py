@@ -13,13 +13,13 @@ import torch
 from grammars import small_tokenizer, small_vocabulary
 from hostile_grammars import HOSTILE, Hostile
 
-from grammar_sync.backend import GrammarBackend, compile_spec
-from grammar_sync.engines import MAKE_BACKEND, make_backend
-from grammar_sync.prepared import CompileError
+from grammar_sync.engines.backend import GrammarBackend, compile_spec
+from grammar_sync.engines.factory import MAKE_BACKEND, make_backend
+from grammar_sync.engines.prepared import CompileError
 from grammar_sync.spec import GrammarError, GrammarSpec, parse_grammar
 from grammar_sync.text_check import TextChecker
-from grammar_sync.vetting_messages import Refused, Setup, Vetted, VettingLimits
-from grammar_sync.vetting_service import VettingService
+from grammar_sync.vetting.messages import Refused, Setup, Vetted, VettingLimits
+from grammar_sync.vetting.service import VettingService
 from launch.grammar_compiler import GrammarProcessStarter
 
 _TEXT_KINDS = {"regex", "ebnf"}

@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("launch", "runtime", "grammar_sync", "tp", "pp", "sampler")
 ALLOWED = {
     "torch.distributed": ("launch/", "tp/", "pp/"),
-    "xgrammar": ("grammar_sync/xgrammar_backend.py",),
-    "llguidance": ("grammar_sync/llguidance_backend.py",),
+    "xgrammar": ("grammar_sync/engines/xgrammar_backend.py",),
+    "llguidance": ("grammar_sync/engines/llguidance_backend.py",),
     "zmq": ("runtime/client_socket.py",),
     "tokenizers": ("runtime/tokenizer.py", "runtime/gguf_tokenizer.py", "runtime/tokenizer_"),
 }

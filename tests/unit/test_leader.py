@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grammar_sync.agreement import GrammarFailure, Verdict
-from grammar_sync.prepared import Finding
+from grammar_sync.engines.prepared import Finding
 from grammar_sync.statistics import GrammarStatistics
 from runtime.held_outputs import HeldOutputs, OutputChecks
 from runtime.intake import Patience

@@ -17,17 +17,17 @@ from thinking_models import reasoning
 
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.agreement import merge_reports
-from grammar_sync.backend import compile_spec
 from grammar_sync.compiler import CompileOutcome, Failed, Pending, Ready
+from grammar_sync.engines.backend import compile_spec
+from grammar_sync.engines.prepared import PreparedGrammar
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.manager import GrammarManager, GrammarRefusal, GrammarStateError
 from grammar_sync.masks import RowFault
-from grammar_sync.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.thinking import ThinkingRules
-from grammar_sync.vetting import VettingReport
-from grammar_sync.vetting_messages import Refused, Vetted
-from grammar_sync.xgrammar_backend import XGrammarBackend
+from grammar_sync.vetting.messages import Refused, Vetted
+from grammar_sync.vetting.protocol import VettingReport
 
 RANKS = 2
 VOCABULARY = small_vocabulary()

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import TOKENIZER_SIZE, write_tiny_checkpoint
 
-from grammar_sync.backend import CompiledGrammar, GrammarBackend, Matcher, compile_spec
-from grammar_sync.llguidance_backend import LLGuidanceBackend
+from grammar_sync.engines.backend import CompiledGrammar, GrammarBackend, Matcher, compile_spec
+from grammar_sync.engines.llguidance_backend import LLGuidanceBackend
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.masks import MaskFiller, RowFault
 from grammar_sync.spec import parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
-from grammar_sync.xgrammar_backend import XGrammarBackend
 from runtime.assembly import VocabularyMismatchError, grammar_vocabulary
 from runtime.checkpoint import open_checkpoint
 from runtime.tokenizer import Tokenizer

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from grammars import small_vocabulary
 
-from grammar_sync.outcome_store import FolderStore
-from grammar_sync.prepared import PreparedGrammar
+from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarOptions, GrammarSpec
-from grammar_sync.vetting_messages import RefusalReason, Refused, Setup, Vetted, VettingLimits
+from grammar_sync.vetting.messages import RefusalReason, Refused, Setup, Vetted, VettingLimits
+from grammar_sync.vetting.outcome_store import FolderStore
 
 SETUP = Setup(small_vocabulary(), "module:name", "auto", VettingLimits())
 VETTED = Vetted(PreparedGrammar("xgrammar", "regex", "a", GrammarOptions()), 10, 0.5, 0.25)

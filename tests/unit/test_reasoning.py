@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thinking_models import ADDED, TEXT_END, TRICKY_END, piece, reasoning
 
-from grammar_sync.backend import Matcher, compile_spec
+from grammar_sync.engines.backend import Matcher, compile_spec
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.reasoning import Phase, ReasoningMatcher, ReasoningVocabulary, ThinkingState
 from grammar_sync.spec import parse_grammar
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
 from grammar_sync.vocabulary import VocabularyError
-from grammar_sync.xgrammar_backend import XGrammarBackend
 
 VOCABULARY = small_vocabulary()
 BACKEND = XGrammarBackend(VOCABULARY)

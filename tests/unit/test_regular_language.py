@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from regular_cases import asserting_patterns, plain_patterns, texts
 
-from grammar_sync.regular import Language, not_pattern, pattern, strings, whole_regex, words
-from grammar_sync.regular_chars import RegularError
+from grammar_sync.regular.chars import RegularError
+from grammar_sync.regular.language import Language, not_pattern, pattern, strings, whole_regex, words
 
 
 @settings(deadline=None, max_examples=25)

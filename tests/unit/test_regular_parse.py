@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from regular_cases import asserting_patterns, plain_patterns, texts
 
-from grammar_sync.regular import pattern, whole_regex
-from grammar_sync.regular_chars import RegularError
+from grammar_sync.regular.chars import RegularError
+from grammar_sync.regular.language import pattern, whole_regex
 
 # Texts on which ECMA-262 and Python read a pattern alike, and texts on which they may not.
 COMMON, DIFFERING = "ab-1", "ab\né٣\u2028\u00a0\x1c"

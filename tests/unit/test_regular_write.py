@@ -11,9 +11,9 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 from regular_cases import asserting_patterns, texts
 
-from grammar_sync.regular import Language, not_pattern, pattern, strings, whole_regex, words
-from grammar_sync.regular_chars import RegularError
-from grammar_sync.regular_write import ebnf_rules, tree_of
+from grammar_sync.regular.chars import RegularError
+from grammar_sync.regular.language import Language, not_pattern, pattern, strings, whole_regex, words
+from grammar_sync.regular.write import ebnf_rules, tree_of
 
 BYTES = [bytes([value]) for value in range(256)]
 END = len(BYTES)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schema_texts import json_taker, taker
 
-from grammar_sync.preparation import prepare
-from grammar_sync.prepared import CompileError
-from grammar_sync.schema_keywords import KEYWORDS
-from grammar_sync.schema_negative import NEGATIVE
-from grammar_sync.schema_positive import POSITIVE
+from grammar_sync.engines.preparation import prepare
+from grammar_sync.engines.prepared import CompileError
+from grammar_sync.schema.keywords import KEYWORDS
+from grammar_sync.schema.negative import NEGATIVE
+from grammar_sync.schema.positive import POSITIVE
 from grammar_sync.spec import parse_grammar
 
 Case = tuple[dict[str, Any], list[Any], list[Any]]

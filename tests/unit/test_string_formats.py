@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from regular_cases import members
 
-from grammar_sync.formats import format_language, format_rule, format_rules
-from grammar_sync.regular import Language
+from grammar_sync.regular.formats import format_language, format_rule, format_rules
+from grammar_sync.regular.language import Language
 
 WITH_LANGUAGE = [rule.name for rule in format_rules() if rule.regex is not None]
 

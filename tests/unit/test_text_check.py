@@ -12,11 +12,11 @@ from grammars import END, START, Speller, small_tokenizer, small_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammar_sync.backend import CompiledGrammar, Matcher, MatcherError, compile_spec
+from grammar_sync.engines.backend import CompiledGrammar, Matcher, MatcherError, compile_spec
+from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.expectation import describe
 from grammar_sync.spec import parse_grammar
 from grammar_sync.text_check import TextChecker, TextVerdict
-from grammar_sync.xgrammar_backend import XGrammarBackend
 
 PERSON = {
     "type": "object",

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from grammars import small_vocabulary
 
-from grammar_sync.prepared import PreparedGrammar
+from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec
-from grammar_sync.vetting_messages import (
+from grammar_sync.vetting.messages import (
     Answer,
     Drop,
     FrameBuffer,
@@ -29,7 +29,7 @@ from grammar_sync.vetting_messages import (
     VettingOutcome,
     to_frame,
 )
-from grammar_sync.vetting_service import VettingService
+from grammar_sync.vetting.service import VettingService
 
 SETUP = Setup(small_vocabulary(), "module:name", "auto", VettingLimits())
 PATIENCE_S = 30.0

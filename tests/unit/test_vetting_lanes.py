@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from grammar_sync.vetting_lanes import HARD_WORKERS, QUICK_S, QUICK_WORKERS, Lanes
+from grammar_sync.vetting.lanes import HARD_WORKERS, QUICK_S, QUICK_WORKERS, Lanes
 
 TICK_S = 0.01
 

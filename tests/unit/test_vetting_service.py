@@ -15,9 +15,9 @@ from faulty_engine import MAKE
 from grammars import small_vocabulary
 
 from grammar_sync.spec import GrammarSpec
-from grammar_sync.vetting import VettingReport
-from grammar_sync.vetting_messages import Refused, Setup, Vetted, VettingLimits
-from grammar_sync.vetting_service import VettingError, VettingService
+from grammar_sync.vetting.messages import Refused, Setup, Vetted, VettingLimits
+from grammar_sync.vetting.protocol import VettingReport
+from grammar_sync.vetting.service import VettingError, VettingService
 from launch.grammar_compiler import GrammarProcessStarter, RunningProcess
 
 TESTS = str(Path(__file__).resolve().parents[1])

@@ -1,0 +1,1 @@
+"""Regular languages: patterns read, combined, and written back for the engines."""

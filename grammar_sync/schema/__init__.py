@@ -1,0 +1,1 @@
+"""JSON Schemas as grammars of our own: taken apart, merged, and written as rules."""
