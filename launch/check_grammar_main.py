@@ -11,7 +11,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TextIO
 
@@ -28,6 +27,7 @@ from launch.grammar_judge import CompileProcess, GrammarJudge
 from launch.grammar_lines import GrammarLine, read_grammars
 from launch.grammar_report import GrammarRecord, TextRecord, Totals, json_line, print_report
 from launch.options import CheckGrammarCommand
+from launch.output_file import open_output, writes_text
 from launch.rank_processes import Terminated, raise_on_signals
 from runtime.assembly import VocabularyMismatchError, grammar_vocabulary
 from runtime.chat_template import ChatTemplateError
@@ -79,7 +79,7 @@ def run_check_grammar(command: CheckGrammarCommand) -> int:
     totals = Totals()
     start_s = time.monotonic()
     try:
-        with _output(command) as output:
+        with open_output(command.output_file) as output:
             write = _writer(command, output)
             for line, record in checker.records(read_grammars(command)):
                 totals.add(line, record)
@@ -101,7 +101,13 @@ def _writer(command: CheckGrammarCommand, output: TextIO) -> Callable[[GrammarLi
         output.write(json_line(record))
         output.flush()
 
-    return write_report if _is_text(command) else write_json
+    return (
+        write_report
+        if writes_text(
+            command.output_format, has_input_file=command.input_file is not None, output_file=command.output_file
+        )
+        else write_json
+    )
 
 
 class _Checker:
@@ -166,25 +172,6 @@ def _silence_engines() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
-
-
-def _is_text(command: CheckGrammarCommand) -> bool:
-    if command.output_format == "auto":
-        return command.input_file is None and (command.output_file is None or command.output_file.suffix != ".jsonl")
-    return command.output_format == "text"
-
-
-@contextmanager
-def _output(command: CheckGrammarCommand) -> Iterator[TextIO]:
-    if command.output_file is None:
-        yield sys.stdout
-        return
-    try:
-        file = command.output_file.open("w", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {command.output_file}: {error.strerror}") from error
-    with file:
-        yield file
 
 
 def _fail(message: str, code: int) -> int:

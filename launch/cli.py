@@ -19,6 +19,7 @@ from launch.options import (
     EngineOptions,
     GenerateCommand,
     NodeOptions,
+    OutputFormat,
     RankOptions,
     SampleCommand,
 )
@@ -63,7 +64,7 @@ def generate(
     input_file: types.Input = None,
     output: types.Output = None,
     output_format: Annotated[
-        Literal["auto", "text", "jsonl"],
+        OutputFormat,
         typer.Option("--format", help="auto = text for prompts from the command line, else jsonl."),
     ] = "auto",
     chat: Annotated[bool, typer.Option("--chat", help="Prompts from the command line are user messages.")] = False,

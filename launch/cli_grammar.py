@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 import typer
@@ -12,7 +12,7 @@ from typer import BadParameter
 
 from launch import cli_types as types
 from launch.default_model import default_model
-from launch.options import CheckGrammarCommand, Command, FailOn
+from launch.options import CheckGrammarCommand, Command, FailOn, OutputFormat
 
 
 def check_grammar(
@@ -23,7 +23,7 @@ def check_grammar(
     ] = None,
     output: types.Output = None,
     output_format: Annotated[
-        Literal["auto", "text", "jsonl"],
+        OutputFormat,
         typer.Option("--format", help="auto = text for a grammar from the command line, else jsonl."),
     ] = "auto",
     text: Annotated[

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TextIO
@@ -17,10 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_command
-from launch.cli import UsageError
 from launch.engine_process import AttachedEngine, Engine, StartedEngine, wait_until_ready
 from launch.exit_codes import ExitCode
 from launch.options import GenerateCommand
+from launch.output_file import open_output, writes_text
 from launch.rank_processes import replace_by_agent
 from launch.request_file import InputRequest, read_requests
 from runtime.messages import (
@@ -146,7 +145,7 @@ def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str 
             task = progress.add_task("starting ranks", total=None, rate="")
             ready = wait_until_ready(engine, command.engine.start_timeout_s)
             started_s = time.monotonic()
-            with _output(command) as output:
+            with open_output(command.output_file) as output:
                 totals = _Batch(command, engine, output, progress, task).run()
             elapsed_s = time.monotonic() - started_s
     finally:
@@ -165,7 +164,9 @@ class _Batch:
         self._output = output
         self._progress = progress
         self._task = task
-        self._as_text = _is_text(command)
+        self._as_text = writes_text(
+            command.output_format, has_input_file=command.input_file is not None, output_file=command.output_file
+        )
         self._score = command.score
         self._several = len(command.prompts) > 1
         self._requests = enumerate(read_requests(command))
@@ -248,25 +249,6 @@ class _Batch:
             total=self._totals.requests + len(self._order),
             rate=f"{rate:.0f} tokens/s",
         )
-
-
-def _is_text(command: GenerateCommand) -> bool:
-    if command.output_format == "auto":
-        return command.input_file is None and (command.output_file is None or command.output_file.suffix != ".jsonl")
-    return command.output_format == "text"
-
-
-@contextmanager
-def _output(command: GenerateCommand) -> Iterator[TextIO]:
-    if command.output_file is None:
-        yield sys.stdout
-        return
-    try:
-        file = command.output_file.open("w", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {command.output_file}: {error.strerror}") from error
-    with file:
-        yield file
 
 
 def _progress() -> Progress:

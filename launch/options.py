@@ -11,6 +11,8 @@ FailOn = Literal["refused", "text", "not-enforced"]
 """What may make ``check-grammar`` fail: a grammar that is refused, a text that is not taken or refused as wanted, a
 grammar that is accepted but not enforced in full."""
 
+OutputFormat = Literal["auto", "text", "jsonl"]
+
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What every rank needs to come up; equal on every rank.
@@ -119,7 +121,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[str, ...] = ()
     input_file: str | None = None
     output_file: Path | None = None
-    output_format: Literal["auto", "text", "jsonl"] = "auto"
+    output_format: OutputFormat = "auto"
     chat: bool = False
     score: bool = False
     defaults: dict[str, Any] = {}
@@ -160,7 +162,7 @@ class CheckGrammarCommand(msgspec.Struct, frozen=True, kw_only=True):
     model: Path
     input_file: str | None = None
     output_file: Path | None = None
-    output_format: Literal["auto", "text", "jsonl"] = "auto"
+    output_format: OutputFormat = "auto"
     grammar: dict[str, Any] = {}
     texts: tuple[str, ...] = ()
     strict: bool = True
