@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_ranks import Case, FillFault, Job, RankRecord, grammar, run_engine
+from engine_ranks import Case, Job, RankRecord, grammar, run_engine
+from faulty_parts import FillFault
 from ranks import run_ranks
 from tiny_checkpoints import write_tiny_checkpoint
 
