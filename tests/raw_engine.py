@@ -1,9 +1,11 @@
-"""xgrammar without what guards it, for compile processes under test: a grammar goes to the engine as it is given."""
+"""The engines without what guards them: a grammar goes to the engine as it is given, schemas to its own reading."""
 
 from __future__ import annotations
 
+import llguidance
 import xgrammar as xgr
 
+from grammar_sync.engines.llguidance_backend import LLGuidanceBackend
 from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.spec import GrammarSpec
@@ -28,3 +30,12 @@ class RawEngine(XGrammarBackend):
         if prepared.language == "lark":
             return self._compiler.compile_json_schema(prepared.source, strict_mode=True)
         return super()._compile(prepared)
+
+
+class RawGuidance(LLGuidanceBackend):
+    def prepare(self, spec: GrammarSpec) -> tuple[PreparedGrammar, ...]:
+        assert spec.kind == "json_schema"
+        return (PreparedGrammar("llguidance", "lark", spec.source, spec.options),)
+
+    def _grammar(self, prepared: PreparedGrammar) -> str:
+        return str(llguidance.LLMatcher.grammar_from_json_schema(prepared.source))

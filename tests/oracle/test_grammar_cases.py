@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from grammars import Speller, allowed_ids, default_model_path, gguf_vocabulary, is_allowed, small_vocabulary
+from raw_engine import RawEngine, RawGuidance
 
-from grammar_sync.engines.backend import CompiledGrammar, Matcher, compile_spec
+from grammar_sync.engines.backend import CompiledGrammar, GrammarBackend, Matcher, compile_spec
 from grammar_sync.engines.prepared import CompileError
 from grammar_sync.engines.routing import Policy, RoutingBackend
 from grammar_sync.masks import MaskFiller
@@ -40,8 +41,8 @@ def spec_of(case: dict[str, Any]) -> GrammarSpec:
 class Judge:
     """Compiles grammars for one vocabulary and says which texts they take."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, policy: Policy = "auto") -> None:
-        self.backend = RoutingBackend(vocabulary, policy)
+    def __init__(self, vocabulary: GrammarVocabulary, backend: GrammarBackend | None = None) -> None:
+        self.backend = backend or RoutingBackend(vocabulary)
         self._filler = MaskFiller(vocabulary)
         self._speller = Speller(vocabulary)
         self._stop = vocabulary.stop_token_ids[0]
@@ -135,14 +136,40 @@ class Score:
         )
 
 
+def score_of(backend: GrammarBackend) -> Score:
+    judge = Judge(small_vocabulary(), backend)
+    score = Score()
+    for case in cases("json_schema"):
+        score.add(judge, case)
+    return score
+
+
+@needs_cases
+@pytest.mark.sweep
+def test_more_schemas_are_exact_than_by_either_engine_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    vocabulary = small_vocabulary()
+    backends: dict[str, GrammarBackend] = {
+        "Lockstep": RoutingBackend(vocabulary),
+        "xgrammar alone": RawEngine(vocabulary, "xgrammar"),
+        "llguidance alone": RawGuidance(vocabulary),
+    }
+    scores = {name: score_of(backend) for name, backend in backends.items()}
+    ours, *alone = scores.values()
+    either = set().union(*(score.exact for score in alone))
+    with capsys.disabled():
+        print(
+            "".join(f"\n  {name}: {score}" for name, score in scores.items()), f"\n  either engine: exact {len(either)}"
+        )
+    assert len(ours.exact) > len(either)
+    assert ours.loose == {}
+    assert scores["xgrammar alone"].loose
+
+
 @needs_cases
 @pytest.mark.parametrize("policy", ["auto", "llguidance"])
 def test_schemas_are_enforced_or_refused(policy: Policy, capsys: pytest.CaptureFixture[str]) -> None:
-    judge = Judge(small_vocabulary(), policy)
     schemas = cases("json_schema")
-    score = Score()
-    for case in schemas:
-        score.add(judge, case)
+    score = score_of(RoutingBackend(small_vocabulary(), policy))
     with capsys.disabled():
         print(f"\n  {len(schemas)} JSON Schemas, engines {policy}: {score}")
     assert score.loose == {}
@@ -168,7 +195,7 @@ WALKED: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize(("fields", "text"), WALKED)
 def test_the_mask_is_what_accept_takes_at_every_state(fields: dict[str, object], text: str, policy: Policy) -> None:
     vocabulary = small_vocabulary()
-    judge = Judge(vocabulary, policy)
+    judge = Judge(vocabulary, RoutingBackend(vocabulary, policy))
     spec = parse_grammar(fields)
     assert spec is not None
     compiled = compile_spec(judge.backend, spec)[1]
