@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ _ENTRY_OVERHEAD_BYTES = 1024
 @dataclass
 class _Wanted:
     spec: GrammarSpec
+    moved_s: float
     prepared: PreparedGrammar | None = None
     digest: int = 0
     was_reported_ready: bool = False
@@ -48,7 +50,7 @@ class AgreedCompiler:
 
     def submit(self, sequence_id: int, spec: GrammarSpec) -> bool:
         """Takes in a sequence whose id is new; returns whether its grammar is compiled here already."""
-        sequence = self._sequences[sequence_id] = _Wanted(spec)
+        sequence = self._sequences[sequence_id] = _Wanted(spec, time.monotonic())
         if self._vetter is not None:
             self._vetter.submit(spec)
         else:
@@ -73,6 +75,8 @@ class AgreedCompiler:
             match self._compiler.poll(sequence.prepared):
                 case Ready():
                     is_ready = True
+                    if not sequence.was_reported_ready:
+                        sequence.moved_s = time.monotonic()
                     ready.append(sequence_id)
                     forms.append(sequence.digest)
                 case Failed(message):
@@ -103,6 +107,14 @@ class AgreedCompiler:
         prepared = self._sequences[sequence_id].prepared
         outcome = None if prepared is None else self._compiler.poll(prepared)
         return outcome if isinstance(outcome, Ready) else None
+
+    def moved_s(self, sequence_id: int) -> float:
+        """Returns when a sequence's grammar, or one that it waits for, was last seen to get on; monotonic clock."""
+        sequence = self._sequences[sequence_id]
+        if sequence.prepared is None:
+            return sequence.moved_s if self._vetter is None else max(sequence.moved_s, self._vetter.heard_s)
+        outcome = self._compiler.poll(sequence.prepared)
+        return max(sequence.moved_s, outcome.moved_s) if isinstance(outcome, Pending) else sequence.moved_s
 
     def form(self, sequence_id: int) -> PreparedGrammar | None:
         """Returns the form in which a sequence's grammar is compiled, or None when it is not known yet."""
@@ -149,4 +161,5 @@ class AgreedCompiler:
     def _take(self, sequence: _Wanted, prepared: PreparedGrammar) -> None:
         digest = hashlib.blake2b(msgspec.msgpack.encode(prepared), digest_size=8).digest()
         sequence.prepared, sequence.digest = prepared, int.from_bytes(digest, "big")
+        sequence.moved_s = time.monotonic()
         self._compiler.submit(prepared)

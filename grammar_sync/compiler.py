@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from grammar_sync.engines.backend import CompiledGrammar, GrammarBackend
@@ -24,7 +24,13 @@ class CompilerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Pending:
-    """The grammar is not compiled yet."""
+    """The grammar is not compiled yet.
+
+    Attributes:
+        moved_s: When its compile began or, while it waits, when the last one before it ended; monotonic clock.
+    """
+
+    moved_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ class ThreadedGrammarCompiler:
         self._lock = threading.Lock()
         self._cache: WantedCache[PreparedGrammar, CompileOutcome] = WantedCache(cache_limit_bytes)
         self._queue: deque[PreparedGrammar] = deque()
-        self._running = 0
+        self._running: dict[PreparedGrammar, float] = {}
+        self._moved_s = 0.0
         self._closed = False
 
     @property
@@ -129,7 +136,7 @@ class ThreadedGrammarCompiler:
         """
         with self._lock:
             self._check_wanted(prepared, "poll")
-            return self._cache[prepared] or Pending()
+            return self._cache[prepared] or Pending(self._running.get(prepared, self._moved_s))
 
     def discard(self, prepared: PreparedGrammar) -> None:
         """Says that one request less wants the grammar.
@@ -156,9 +163,9 @@ class ThreadedGrammarCompiler:
             raise CompilerError(f"{operation} of a {prepared.language} grammar that no request wants")
 
     def _start_threads(self) -> None:
-        while self._queue and self._running < self._max_threads:
-            self._running += 1
+        while self._queue and len(self._running) < self._max_threads:
             prepared = self._queue.popleft()
+            self._running[prepared] = time.monotonic()
             threading.Thread(target=self._compile, args=(prepared,), name="grammar-compile", daemon=True).start()
 
     def _compile(self, prepared: PreparedGrammar) -> None:
@@ -175,7 +182,8 @@ class ThreadedGrammarCompiler:
     def _finish(self, prepared: PreparedGrammar, outcome: Ready | Failed) -> None:
         compiled_bytes = outcome.compiled.size_bytes if isinstance(outcome, Ready) else 0
         with self._lock:
-            self._running -= 1
+            del self._running[prepared]
+            self._moved_s = time.monotonic()
             self._cache.put(prepared, outcome, compiled_bytes + len(prepared.source) + _ENTRY_OVERHEAD_BYTES)
             self._start_threads()
             closed = self._closed

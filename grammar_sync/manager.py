@@ -309,6 +309,15 @@ class GrammarManager:
             rewritten=() if form is None else form.rewritten,
         )
 
+    def moved_s(self, sequence_id: int) -> float:
+        """Returns when the grammar of a sequence, or one that it waits for, was last seen to get on; monotonic clock.
+
+        Raises:
+            GrammarStateError: The sequence was never submitted, or was released.
+        """
+        self._submitted(sequence_id, "moved_s")
+        return self._compiler.moved_s(sequence_id)
+
     def close(self) -> None:
         """Drops all sequences, lets the filling threads end and closes the compiler."""
         self._sequences.clear()

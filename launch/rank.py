@@ -47,7 +47,8 @@ from sampler.processors import load_processors
 
 _MAX_BEAT_S = 1.0
 _GRAMMAR_WAIT_S = 0.01
-_QUEUED_COMPILES = 6
+_STUCK_TIMEOUTS = 6
+_MIN_STUCK_S = 60.0
 _DEFAULT_MAX_TOKENS = 256
 _MAX_FILL_THREADS = 4
 _FRONT_EXIT_S = 3.0
@@ -157,7 +158,7 @@ class Rank:
         clock = LeaderLimits(
             beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3),
             grammar_wait_s=_GRAMMAR_WAIT_S,
-            grammar_wait_limit_s=_QUEUED_COMPILES * options.grammar_timeout_s,
+            grammar_wait_limit_s=max(_MIN_STUCK_S, _STUCK_TIMEOUTS * options.grammar_timeout_s),
         )
         if options.post_check:
             self._checker = OutputChecker(partial(start_output_check, os.environ), on_finished=self._socket.wake)

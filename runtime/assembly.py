@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,13 +10,13 @@ from grammar_sync.fill_pool import FillPool
 from grammar_sync.manager import GrammarManager
 from grammar_sync.masks import MaskExchange
 from grammar_sync.reasoning import ReasoningVocabulary
-from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.vocabulary import GrammarVocabulary
 from pp.link import StageLink
 from runtime.audit import Auditor
 from runtime.engine import EngineParts, OutputSink, RankEngine, SilentSink
 from runtime.grammar_role import FirstStageGrammars, GrammarRole, LaterStageGrammars
 from runtime.intake import ActionSource, Intake
+from runtime.leader import GrammarWatch
 from runtime.model import DecoderStage, load_head
 from runtime.model_config import ModelConfig
 from runtime.reports import ReportExchange
@@ -40,8 +39,8 @@ class VocabularyMismatchError(ValueError):
 class LeaderPart(ActionSource, OutputSink, Protocol):
     """What makes a rank the leader: where actions come from and who hears of tokens."""
 
-    def watch_grammars(self, statistics: Callable[[int], GrammarStatistics]) -> None:
-        """Takes what tells a sequence's grammar statistics while the sequence is there."""
+    def watch_grammars(self, grammars: GrammarWatch) -> None:
+        """Takes what tells of the sequences' grammars."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def build_engine(
         manager = GrammarManager(first_stage.vocabulary, first_stage.compiler, first_stage.reasoning, first_stage.pool)
         grammars = FirstStageGrammars(manager, masks, group, link)
         if leader is not None:
-            leader.watch_grammars(manager.statistics)
+            leader.watch_grammars(manager)
     sampling = None
     if link.is_last:
         vocabulary = stage.vocabulary

@@ -58,6 +58,16 @@ class MessageSocket(Protocol):
         """Returns what came, after waiting up to ``timeout_s`` for it."""
 
 
+class GrammarWatch(Protocol):
+    """What tells of the grammar of a sequence while the sequence is there."""
+
+    def statistics(self, sequence_id: int) -> GrammarStatistics:
+        """Returns what it cost so far."""
+
+    def moved_s(self, sequence_id: int) -> float:
+        """Returns when it, or one that it waits for, was last seen to get on; monotonic clock."""
+
+
 @dataclass(frozen=True)
 class LeaderLimits:
     """The leader's clock.
@@ -65,7 +75,7 @@ class LeaderLimits:
     Args:
         beat_s: How long an idle leader waits at most before it sends an empty list.
         grammar_wait_s: How long it waits while grammars are being compiled.
-        grammar_wait_limit_s: How long a grammar may wait until it is agreed ready, behind others that are compiled.
+        grammar_wait_limit_s: How long a grammar may wait in which neither it nor one that it waits for gets on.
     """
 
     beat_s: float
@@ -80,7 +90,7 @@ class _Stream:
     request_id: int
     index: int
     output: OutputText
-    grammar_deadline_s: float | None
+    grammar_moved_s: float | None
     is_constrained: bool
     schema: str | None
     text: str = ""
@@ -129,7 +139,7 @@ class Leader:
         self._client_is_alive = client_is_alive
         self._reasoning = reasoning
         self._held = held
-        self._statistics: Callable[[int], GrammarStatistics] | None = None
+        self._grammars: GrammarWatch | None = None
         self._streams: dict[int, _Stream] = {}
         self._sequences_of: dict[int, list[int]] = {}
         self._actions: list[Action] = []
@@ -138,26 +148,27 @@ class Leader:
 
     def collect(self, patience: Patience) -> list[Action]:
         """Returns the next step's actions, after waiting for them as ``patience`` allows."""
+        # First, since of a sequence that comes now nobody can tell anything yet.
+        self._expire_grammars()
         for message in self._socket.receive(self._timeout_s(patience)):
             self._handle(message)
         if not self._client_is_alive():
             self._actions.append(StopRanks())
-        self._expire_grammars()
         if self._held is not None:
             self._outbox += self._held.released()
         self.flush()
         actions, self._actions = self._actions, []
         return actions
 
-    def watch_grammars(self, statistics: Callable[[int], GrammarStatistics]) -> None:
-        """Takes what tells a sequence's grammar statistics while the sequence is there."""
-        self._statistics = statistics
+    def watch_grammars(self, grammars: GrammarWatch) -> None:
+        """Takes what tells of the sequences' grammars."""
+        self._grammars = grammars
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         """Notes that the grammars of these sequences were agreed ready."""
         for sequence_id in sequence_ids:
             if sequence_id in self._streams:
-                self._streams[sequence_id].grammar_deadline_s = None
+                self._streams[sequence_id].grammar_moved_s = None
 
     def prompt(self, sequence: Sequence, reports: list[TokenReport]) -> None:
         """Emits what is reported of the next tokens of a sequence's prompt."""
@@ -236,7 +247,7 @@ class Leader:
             self._outbox.append(Rejected(message.request_id, error.info))
             return
         self._outbox.append(Accepted(message.request_id, request.params.n))
-        deadline_s = None if request.grammar is None else time.monotonic() + self._limits.grammar_wait_limit_s
+        moved_s = None if request.grammar is None else time.monotonic()
         ids = range(self._next_sequence_id, self._next_sequence_id + request.params.n)
         self._next_sequence_id = ids.stop
         self._sequences_of[message.request_id] = list(ids)
@@ -246,7 +257,7 @@ class Leader:
             )
             constrained = request.grammar is not None or request.thinking is not None
             self._streams[sequence_id] = _Stream(
-                message.request_id, choice, output, deadline_s, constrained, checked_schema(request.grammar)
+                message.request_id, choice, output, moved_s, constrained, checked_schema(request.grammar)
             )
             self._actions.append(
                 AddSequence(
@@ -267,11 +278,16 @@ class Leader:
             )
 
     def _expire_grammars(self) -> None:
-        now_s = time.monotonic()
+        """Ends the sequences whose grammars are stuck; one that waits while others are compiled is not."""
+        before_s = time.monotonic() - self._limits.grammar_wait_limit_s
         for sequence_id, stream in self._streams.items():
-            if stream.grammar_deadline_s is not None and now_s > stream.grammar_deadline_s:
-                stream.grammar_deadline_s = None
-                message = f"the grammar was not agreed ready in {self._limits.grammar_wait_limit_s:g} s"
+            if stream.grammar_moved_s is None or stream.grammar_moved_s >= before_s:
+                continue
+            if self._grammars is not None:
+                stream.grammar_moved_s = max(stream.grammar_moved_s, self._grammars.moved_s(sequence_id))
+            if stream.grammar_moved_s < before_s:
+                stream.grammar_moved_s = None
+                message = f"the grammar compiler gave no sign of life for {self._limits.grammar_wait_limit_s:g} s"
                 self._actions.append(EndSequence(sequence_id, "error", ErrorInfo("timeout", message)))
 
     def _emit(self, stream: _Stream) -> None:
@@ -316,8 +332,8 @@ class Leader:
         details = None if thought is None else CompletionDetails(thought)
         usage = Usage(prompt, output, prompt + output, details)
         statistics = None
-        if stream.is_constrained and self._statistics is not None:
-            statistics = self._statistics(sequence.sequence_id)
+        if stream.is_constrained and self._grammars is not None:
+            statistics = self._grammars.statistics(sequence.sequence_id)
         finished = Finished(stream.request_id, stream.index, reason, usage, error, statistics)
         is_promised = statistics is None or not statistics.not_enforced
         whole = is_promised and _is_whole(stream, sequence, reason)

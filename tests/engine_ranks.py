@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +19,13 @@ from grammar_sync.engines.factory import make_backend
 from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.spec import GrammarSpec, parse_grammar
-from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.thinking import ThinkingRules
 from launch.groups import RankGroups, build_groups, warm_up
 from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
 from runtime.checkpoint import open_checkpoint
 from runtime.intake import Patience
+from runtime.leader import GrammarWatch
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, FinishReason, StopRanks
 from runtime.model import DecoderStage
 from runtime.plan import PlanRow, StepPlan
@@ -164,8 +163,8 @@ class ScriptedLeader:
             cache_salt=job.cache_salt,
         )
 
-    def watch_grammars(self, statistics: Callable[[int], GrammarStatistics]) -> None:
-        self._statistics = statistics
+    def watch_grammars(self, grammars: GrammarWatch) -> None:
+        self._grammars = grammars
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         pass

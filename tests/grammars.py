@@ -69,6 +69,8 @@ def small_vocabulary(vocab_size: int | None = None, stop_token_ids: tuple[int, .
 class InlineVetter:
     """Vets by preparing alone, in the caller's thread: the first form is taken."""
 
+    heard_s = 0.0
+
     def __init__(self, backend: GrammarBackend) -> None:
         self._backend = backend
         self._wanted: list[GrammarSpec] = []

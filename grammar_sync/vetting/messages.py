@@ -108,7 +108,7 @@ class Drop(msgspec.Struct, frozen=True, tag=True):
 Order = Setup | Vet | Drop
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, tag=True):
     """What the compile process says of a job.
 
     Attributes:
@@ -122,6 +122,13 @@ class Answer(msgspec.Struct, frozen=True):
     outcome: VettingOutcome
     queue_s: float
     vet_s: float
+
+
+class Busy(msgspec.Struct, frozen=True, tag=True):
+    """Says that workers compute; each of them is bounded, so that an answer will come."""
+
+
+Reply = Answer | Busy
 
 
 class Candidates(msgspec.Struct, frozen=True, tag=True):
@@ -185,7 +192,7 @@ class FrameBuffer:
         return found
 
 
-def to_frame(message: Order | Answer | WorkerWord) -> bytes:
+def to_frame(message: Order | Reply | WorkerWord) -> bytes:
     """Returns a message as a frame."""
     payload = msgspec.msgpack.encode(message)
     return len(payload).to_bytes(_LENGTH_BYTES, "big") + payload

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +29,7 @@ from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting.lanes import Lanes
 from grammar_sync.vetting.messages import (
     Answer,
+    Busy,
     CandidateRefused,
     Candidates,
     Drop,
@@ -48,7 +50,14 @@ from grammar_sync.vetting.messages import (
 from grammar_sync.vetting.worker import Job, limit_this_process, memory_refusal, vet
 
 _WALL_FACTOR = 3
-_NICENESS = 10
+# Most grammars take well under a second of CPU: at 5 they get a third of a rank's share of a core that both want, at 10
+# a tenth, which made hundreds that came at once wait for minutes. What takes longer is made to yield to the ranks.
+_NICENESS = 5
+_LONG_NICENESS = 10
+_MAX_NICENESS = 19
+_LONG_S = 1.0
+_BEAT_S = 1.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _UNKNOWN_DEATHS: Mapping[int, str] = {
     1: "internal error of the grammar compiler",
     -signal.SIGKILL: "the grammar compiler was killed while it worked on it",
@@ -82,6 +91,7 @@ class _Worker:
     phase: Phase | None = None
     outcome: VettingOutcome | None = None
     is_late: bool = False
+    is_long: bool = False
     talks_nonsense: bool = False
     buffer: FrameBuffer = field(default_factory=FrameBuffer)
 
@@ -144,6 +154,9 @@ class VettingProcess:
         self._cases: dict[int, _Case] = {}
         self._workers: dict[int, _Worker] = {}
         self._wall_limit_s = _WALL_FACTOR * (self._limits.deadline_s + self._limits.probe_limit_s)
+        self._beat_due_s = 0.0
+        yields_by = os.getpriority(os.PRIO_PROCESS, 0) + _LONG_NICENESS - _NICENESS
+        self._long_niceness = min(_MAX_NICENESS, yields_by)
         self._own_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def run(self, inbox: FrameBuffer) -> None:
@@ -157,6 +170,7 @@ class VettingProcess:
                 else:
                     self._hear(self._workers[key.data])
             self._end_overdue()
+            self._beat()
             self._start_workers()
         for worker in self._workers.values():
             os.kill(worker.pid, signal.SIGKILL)
@@ -186,6 +200,8 @@ class VettingProcess:
 
     def _patience_s(self) -> float | None:
         moments = [worker.ends_s for worker in self._workers.values()]
+        if moments:
+            moments.append(self._beat_due_s)
         now_s = time.monotonic()
         next_s = self._lanes.next_s(now_s)
         if next_s is not None:
@@ -304,11 +320,27 @@ class VettingProcess:
                 continue
             worker.ends_s = now_s + self._wall_limit_s
             # One that wants to run is only short of CPU: what it may use of that is bounded by its timer.
-            if _sleeps(worker.pid):
+            if not _Activity.of(worker.pid).wants_cpu:
                 worker.is_late = True
                 os.kill(worker.pid, signal.SIGKILL)
         while (job := self._lanes.overdue(now_s)) is not None:
             self._end_for_now(job)
+
+    def _beat(self) -> None:
+        """Tells the rank from time to time that workers compute, and has those yield that have done so for long."""
+        now_s = time.monotonic()
+        if not self._workers or now_s < self._beat_due_s:
+            return
+        self._beat_due_s = now_s + _BEAT_S
+        is_busy = False
+        for worker in self._workers.values():
+            activity = _Activity.of(worker.pid)
+            is_busy |= activity.wants_cpu
+            if activity.cpu_s > _LONG_S and not worker.is_long:
+                worker.is_long = True
+                os.setpriority(os.PRIO_PROCESS, worker.pid, self._long_niceness)
+        if is_busy:
+            write_all(self._connection.fileno(), to_frame(Busy()))
 
     def _end_for_now(self, job: int) -> None:
         """Ends a hard job to make room for others; it starts over later, at the form it had come to."""
@@ -322,10 +354,17 @@ class VettingProcess:
             del self._cases[job]
 
 
-def _sleeps(pid: int) -> bool:
-    """Returns whether a child waits for something else than a CPU."""
-    status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    return status.rpartition(")")[2].split()[0] not in {"R", "Z"}
+class _Activity(NamedTuple):
+    """What a child does: whether it runs or waits for nothing but a CPU, and the seconds of CPU that it has used."""
+
+    wants_cpu: bool
+    cpu_s: float
+
+    @classmethod
+    def of(cls, pid: int) -> _Activity:
+        """Returns what a child does now; one that has ended and was not waited for is still there."""
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return cls(fields[0] in {"R", "Z"}, (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
 
 
 def _final_refusal(case: _Case) -> Refused:

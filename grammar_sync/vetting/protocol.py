@@ -58,6 +58,10 @@ class GrammarVetter(Protocol):
     ``submit`` and ``discard`` come in pairs, one for each request that wants the grammar.
     """
 
+    @property
+    def heard_s(self) -> float:
+        """When it was last known to get on with what it was asked for; monotonic clock."""
+
     def submit(self, spec: GrammarSpec) -> None:
         """Makes sure that ``spec`` is vetted, or under way."""
 

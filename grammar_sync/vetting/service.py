@@ -7,6 +7,7 @@ import select
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,11 +18,12 @@ import msgspec
 
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting.messages import (
-    Answer,
+    Busy,
     Drop,
     FrameBuffer,
     FrameError,
     Refused,
+    Reply,
     Setup,
     Vet,
     Vetted,
@@ -101,11 +103,17 @@ class VettingService:
         self._counters = VettingCounters()
         self._next_number = 0
         self._closed = False
+        self._heard_s = time.monotonic()
         self._wake_reading, self._wake_writing = socket.socketpair()
         self._wake_reading.setblocking(False)
         self._wake_writing.setblocking(False)
         self._thread = threading.Thread(target=self._run, args=(process,), name="grammar-vetting", daemon=True)
         self._thread.start()
+
+    @property
+    def heard_s(self) -> float:
+        """When the compile process last answered, said that it computes, or was started; monotonic clock."""
+        return self._heard_s
 
     def submit(self, spec: GrammarSpec) -> None:
         """Makes sure that ``spec`` is vetted, or under way; one call for each request that wants it.
@@ -196,6 +204,7 @@ class VettingService:
             except OSError:
                 _LOG.exception("the compile process cannot be started: grammars are refused")
                 break
+            self._heard_s = time.monotonic()
             with self._lock:
                 self._counters.restarts += 1
         self._refuse_all()
@@ -255,15 +264,21 @@ class VettingService:
                 self._resolve(job, VettingReport(stored), is_stored=True)
 
     def _take_answers(self, frames: list[bytes]) -> int:
+        """Takes in what the compile process says; returns how many answers were in it."""
+        answers = 0
         for frame in frames:
-            answer = msgspec.msgpack.decode(frame, type=Answer)
+            answer: Reply = msgspec.msgpack.decode(frame, type=Reply)
+            self._heard_s = time.monotonic()
+            if isinstance(answer, Busy):
+                continue
+            answers += 1
             job = self._asked.pop(answer.job, None)
             if job is not None:
                 report = VettingReport(answer.outcome, answer.queue_s, answer.vet_s)
                 self._resolve(job, report)
                 if self._store is not None and _is_final(report):
                     self._store.save(job.spec, answer.outcome)
-        return len(frames)
+        return answers
 
     def _resolve(self, job: _Job, report: VettingReport, *, is_stored: bool = False) -> None:
         with self._lock:

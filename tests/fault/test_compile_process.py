@@ -173,7 +173,7 @@ def test_kill_in_the_middle_of_a_compile(tiny: str, tmp_path: Path, victim: str)
         assert error["code"] == "grammar_error"
         assert "was killed while it worked on it" in error["message"]
     else:  # it was tried again, by a new process, and is still too hard
-        assert "it was not compiled in 3 s" in error["message"] or error["code"] == "timeout"
+        assert "it was not compiled in 3 s" in error["message"]
     assert [records[name]["error"] for name in ("easy", "plain")] == [None, None]
     assert len(records["easy"]["text"]) == 3
     assert records["plain"]["usage"]["completion_tokens"] == 4

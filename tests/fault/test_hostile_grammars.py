@@ -72,8 +72,7 @@ def generate(model: Path, lines: Sequence[dict[str, Any]], timeout_s: float) -> 
     return Watched(outcome, pids, rss_bytes)
 
 
-def check(model: Path, names: Sequence[str], timeout_s: float, *, may_wait: bool = False) -> None:
-    """Fails unless all goes well; with ``may_wait`` a hard grammar may have waited behind others for too long."""
+def check(model: Path, names: Sequence[str], timeout_s: float) -> None:
     alone = generate(model, PLAIN, timeout_s).records()
     hostile = [{"id": name, "prompt": "a", "max_tokens": 24, **HOSTILE[name].fields} for name in names]
     mixed = [*PLAIN[:4], *hostile[::2], *PLAIN[4:], *hostile[1::2]]
@@ -93,9 +92,6 @@ def check(model: Path, names: Sequence[str], timeout_s: float, *, may_wait: bool
             assert judge.is_right(one.fields, record), record
             continue
         assert record["finish_reason"] == "error"
-        is_hard = one.scenario in ("T6", "T7", "T7b") and not one.at_the_door
-        if may_wait and is_hard and record["error"]["code"] == "timeout":
-            continue
         assert record["error"]["code"] in (["grammar_error"] + ["invalid_request"] * one.at_the_door), record
         assert record["error"]["param"] in one.fields
         assert len(record["error"]["message"].splitlines()) == 1
@@ -114,4 +110,4 @@ def test_some_hostile_requests_among_plain_streams(tmp_path: Path) -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
 def test_all_hostile_requests_among_plain_streams(tmp_path: Path) -> None:
-    check(write_tiny_checkpoint(tmp_path / "tiny", "qwen3"), tuple(HOSTILE), timeout_s=400, may_wait=True)
+    check(write_tiny_checkpoint(tmp_path / "tiny", "qwen3"), tuple(HOSTILE), timeout_s=400)

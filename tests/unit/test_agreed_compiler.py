@@ -6,6 +6,7 @@ The histories run in one process: what compiles and vets is scripted, what agree
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from hypothesis import settings
@@ -41,6 +42,7 @@ class ScriptedCompiler:
     def __init__(self) -> None:
         self.cache: WantedCache[PreparedGrammar, CompileOutcome] = WantedCache(CACHED_BYTES)
         self.pending: list[PreparedGrammar] = []
+        self.moved_s = 0.0
 
     def submit(self, prepared: PreparedGrammar) -> None:
         if self.cache.want(prepared):
@@ -48,7 +50,7 @@ class ScriptedCompiler:
 
     def poll(self, prepared: PreparedGrammar) -> CompileOutcome:
         assert self.cache.is_wanted(prepared)
-        return self.cache[prepared] or Pending()
+        return self.cache[prepared] or Pending(self.moved_s)
 
     def discard(self, prepared: PreparedGrammar) -> None:
         assert self.cache.is_wanted(prepared)
@@ -70,6 +72,8 @@ class ScriptedCompiler:
 
 class ScriptedVetter:
     """Answers when told to; keeps what is final, as the service does."""
+
+    heard_s = 0.0
 
     def __init__(self) -> None:
         # It remembers next to nothing, so that it often comes to another choice.
@@ -214,6 +218,33 @@ def test_no_history_makes_ranks_diverge_or_a_sequence_wait_for_ever() -> None:
         stage.settle()
     assert ran > HISTORIES / 10, "most of the histories show nothing"
     assert failed > HISTORIES / 20
+
+
+def test_when_a_grammar_got_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 10.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    stage = Stage(2)
+    leader, other = stage.ranks
+    stage.submit(SPECS[0])
+    stage.vetter.heard_s = 5.0
+    assert (leader.moved_s(0), other.moved_s(0)) == (10.0, 10.0), "what was heard before it came is nothing"
+    stage.vetter.heard_s = 60.0
+    assert (leader.moved_s(0), other.moved_s(0)) == (60.0, 10.0), "it is vetted, or others before it are"
+    now_s = 70.0
+    stage.vet(SPECS[0], "xgrammar")
+    stage.agree()
+    stage.vetter.heard_s = 80.0
+    assert leader.moved_s(0) == 70.0, "vetting does not concern it any more"
+    (prepared,) = stage.compilers[0].pending
+    stage.compilers[0].moved_s = 85.0
+    assert leader.moved_s(0) == 85.0, "those before it are compiled"
+    now_s = 90.0
+    stage.compilers[0].finish(prepared, fails=False)
+    stage.agree()
+    now_s = 100.0
+    stage.agree()
+    assert leader.moved_s(0) == 90.0, "it is ready here, but not on the other rank"
+    assert 0 in stage.waiting
 
 
 class Histories(RuleBasedStateMachine):

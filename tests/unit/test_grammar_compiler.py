@@ -124,6 +124,28 @@ def test_at_most_max_threads_compile_at_once(held: FakeBackend) -> None:
     assert sorted(held.compiled) == sorted(spec.source for spec in specs)
 
 
+def test_one_that_waits_moves_with_those_before_it(held: FakeBackend) -> None:
+    compiler = ThreadedGrammarCompiler(held, max_threads=1)
+    began_s = time.monotonic()
+    compiler.submit(regex("first"))
+    compiler.submit(regex("second"))
+    first = compiler.poll(regex("first"))
+    assert isinstance(first, Pending)
+    assert first.moved_s >= began_s
+    held.gate.set()
+    settled(compiler, regex("first"))
+    settled(compiler, regex("second"))
+    held.gate.clear()
+    freed_s = time.monotonic()
+    compiler.submit(regex("third"))
+    compiler.submit(regex("fourth"))
+    third, fourth = compiler.poll(regex("third")), compiler.poll(regex("fourth"))
+    assert isinstance(third, Pending)
+    assert isinstance(fourth, Pending)
+    assert began_s <= fourth.moved_s <= freed_s <= third.moved_s
+    held.gate.set()
+
+
 def test_failures_are_kept_and_touch_nobody_else() -> None:
     backend = FakeBackend()
     compiler = ThreadedGrammarCompiler(backend)

@@ -77,6 +77,21 @@ class FakeSocket:
         return inbox
 
 
+class ScriptedGrammars:
+    """What the leader is told of grammars: when each got on, by sequence, and what all of them cost."""
+
+    def __init__(self) -> None:
+        self.cost = GrammarStatistics(False, 0.1, 0.2, 0.0, 3)
+        self.moved: dict[int, float] = {}
+
+    def statistics(self, sequence_id: int) -> GrammarStatistics:
+        assert sequence_id >= 0
+        return self.cost
+
+    def moved_s(self, sequence_id: int) -> float:
+        return self.moved[sequence_id]
+
+
 class Bench:
     """Leader and scheduler as the step loop joins them; the tokens come from ``scripts``, by request and choice."""
 
@@ -439,6 +454,65 @@ def test_a_grammar_that_is_never_ready_times_out_alone(monkeypatch: pytest.Monke
     bench.assert_nothing_left()
 
 
+def test_grammars_that_wait_while_others_are_compiled_never_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(grammar_wait_limit_s=10.0)
+    grammars = ScriptedGrammars()
+    bench.leader.watch_grammars(grammars)
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    waiting = list(range(151))
+    for sequence_id in waiting:
+        bench.submit(sequence_id, regex=f"a{{{sequence_id}}}", max_tokens=4)
+        bench.scripts[sequence_id] = script_of("a")
+    bench.step()
+    while waiting:
+        now_s += 9.0
+        grammars.moved = dict.fromkeys(waiting, now_s - 5.0)
+        bench.step(ready=[waiting.pop(0)])
+    assert now_s > 1000.0
+    bench.run()
+    assert {bench.finished(sequence_id).finish_reason for sequence_id in range(151)} == {"stop"}
+
+
+def test_a_stuck_grammar_times_out_although_others_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(grammar_wait_limit_s=10.0)
+    grammars = ScriptedGrammars()
+    bench.leader.watch_grammars(grammars)
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    bench.submit(0, regex="a")
+    bench.submit(1, regex="b")
+    bench.scripts = {1: script_of("b")}
+    bench.step()
+    grammars.moved = {0: 105.0, 1: 110.0}
+    now_s = 114.9
+    assert bench.step() == []
+    now_s = 115.1
+    grammars.moved[1] = 115.0
+    bench.step()
+    assert bench.finished(0).error == ErrorInfo("timeout", "the grammar compiler gave no sign of life for 10 s")
+    bench.step(ready=[1])
+    bench.run()
+    assert bench.text(1) == "b"
+    bench.assert_nothing_left()
+
+
+def test_nobody_asks_for_a_grammar_before_its_ranks_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building a crowd's requests may take longer than the limit, in the very step that brings them."""
+    bench = Bench(grammar_wait_limit_s=0.0)
+    grammars = ScriptedGrammars()
+    bench.leader.watch_grammars(grammars)
+    clock_s = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock_s)))
+    bench.submit(0, regex="a")
+    bench.scripts = {0: script_of("a")}
+    bench.step()
+    grammars.moved = {0: 1e9}
+    bench.step(ready=[0])
+    bench.run()
+    assert bench.finished(0).finish_reason == "stop"
+
+
 def test_a_grammar_that_was_ready_never_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(grammar_wait_limit_s=1.0)
     now_s = [0.0]
@@ -654,9 +728,9 @@ def test_an_output_of_which_not_all_is_promised_is_not_checked_and_says_so() -> 
     checks = LateChecks()
     bench = Bench(checks=checks)
     finding = Finding("/not", "not", "is not enforced")
-    bench.leader.watch_grammars(
-        lambda _: GrammarStatistics(False, 0.1, 0.2, 0.0, 3, engine="xgrammar", not_enforced=(finding,))
-    )
+    grammars = ScriptedGrammars()
+    grammars.cost = GrammarStatistics(False, 0.1, 0.2, 0.0, 3, engine="xgrammar", not_enforced=(finding,))
+    bench.leader.watch_grammars(grammars)
     bench.submit(0, json_schema={"not": {"type": "integer"}}, strict=False)
     bench.scripts[0] = script_of("123")
     bench.step()

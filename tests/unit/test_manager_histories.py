@@ -91,6 +91,7 @@ class ScriptedCompiler:
 class ScriptedVetter:
     """The vetting rank's child process, as the history has it."""
 
+    heard_s: float = 0.0
     reports: dict[GrammarSpec, VettingReport] = field(default_factory=dict)
     wanted: Counter[GrammarSpec] = field(default_factory=Counter)
 

@@ -17,6 +17,7 @@ from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting.messages import (
     Answer,
+    Busy,
     Drop,
     FrameBuffer,
     FrameError,
@@ -73,6 +74,9 @@ class ThreadedProcess:
         outcome: VettingOutcome = passed(source)
         match source.split():
             case ["silent", *_]:
+                return True
+            case ["busy"]:
+                self._theirs.sendall(to_frame(Busy()))
                 return True
             case ["die", *_]:
                 return False
@@ -155,6 +159,23 @@ def test_what_is_counted() -> None:
     assert (counters.vetted, counters.compile_s) == (1, 0.25)
     assert counters.refused == {"grammar": 1, "masks": 1, "time": 2}
     assert (counters.queue_s, counters.vet_s) == (0.5 * 5, 2.0 * 5)
+
+
+def test_it_knows_when_the_process_last_got_on() -> None:
+    with running() as bench:
+        for source in ("busy", "a"):
+            before_s = bench.service.heard_s
+            bench.service.submit(spec(source))
+            until(lambda before_s=before_s: bench.service.heard_s > before_s)  # type: ignore[misc]
+        assert bench.service.poll(spec("busy")) is None
+        before_s = bench.service.heard_s
+        bench.service.submit(spec("silent"))
+        until(lambda: "silent" in bench.asked())
+        time.sleep(0.05)
+        assert bench.service.heard_s == before_s
+        bench.service.submit(spec("die"))
+        until(lambda: bench.service.heard_s > before_s)
+        until(lambda: bench.service.counters().restarts == 2)
 
 
 def test_the_first_message_is_the_set_up_and_a_drop_follows_what_it_drops() -> None:

@@ -229,6 +229,32 @@ def test_hard_grammars_keep_no_other_waiting_and_end_with_the_service(tmp_path: 
         bench.ask("more")
 
 
+def test_computing_is_heard_of_and_yields_to_the_ranks_after_a_while() -> None:
+    bench = Bench(VettingLimits(deadline_s=30))
+    bench.ask("burn 3600", "sleep")
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    until(lambda: len(bench.process().children()) == 2, "both to begin")
+    assert {child.nice() for child in bench.process().children()} == {own + 5}
+    both = {own + 5, own + 10}
+    until(lambda: {child.nice() for child in bench.process().children()} == both, "the long one to yield")
+    heard_s = bench.service.heard_s
+    until(lambda: bench.service.heard_s > heard_s, "a sign of life")
+    bench.service.discard(spec("burn 3600"))
+    until(lambda: len(bench.process().children()) == 1, "the long one to end")
+    heard_s = bench.service.heard_s
+    time.sleep(2.5)
+    assert bench.service.heard_s == heard_s, "one that only sleeps gives no sign of life"
+    assert bench.service.poll(spec("sleep")) is None
+    bench.ask("burn 3601")
+    until(lambda: bench.service.heard_s > heard_s, "a sign of life again")
+    bench.process().suspend()
+    time.sleep(0.5)
+    heard_s = bench.service.heard_s
+    time.sleep(1.5)
+    assert bench.service.heard_s == heard_s, "one that is stopped gives no sign of life"
+    bench.service.close()
+
+
 def test_a_lost_process_is_replaced_and_its_work_done_again(tmp_path: Path) -> None:
     bench = Bench()
     source = f"mark {tmp_path}/runs burn 0.1"
