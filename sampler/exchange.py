@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from sampler.group import SliceGroup
-from sampler.slices import blocks_of
+from sampler.slices import BlockParts, blocks_of
 
 NON_FINITE = 1
 PROCESSOR_FAILED = 2
@@ -28,6 +28,7 @@ class SliceFacts:
         values: [T, C] float32, the largest values of the truncated rows; None when there are none.
         ids: [T, C] int64, their ids.
         raw_masses: [B, nb] float32, block masses at temperature 1 for raw logprobs, or None; stays on its rank.
+        parts: The largest values of the blocks' parts, for logprobs; None when no row asks. Stays on its rank.
     """
 
     maxima: torch.Tensor
@@ -38,6 +39,7 @@ class SliceFacts:
     values: torch.Tensor | None
     ids: torch.Tensor | None
     raw_masses: torch.Tensor | None = None
+    parts: BlockParts | None = None
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from sampler.exchange import in_block_order
 from sampler.group import SliceGroup
 from sampler.slices import (
     GROUP_LENGTH,
+    BlockParts,
     SliceShape,
     block_masses,
     blocks_of,
     folded_sum,
-    group_maxima,
-    largest_in_blocks,
+    lane_maxima,
     largest_places,
-    largest_values,
 )
 
 LOGPROB_FLOOR = -9999.0
@@ -66,19 +65,17 @@ class RowsToRead:
 
     Attributes:
         logits: [R, Vs] float32, contiguous.
-        groups: [R, Vs/32] float32, their largest value per run of 32 ids; None = not known.
         rows: [N] int64, which of them are asked for, ascending.
         temperature: [N] float64.
-        maxima: [N, nb] float32, the largest value of each block; None = not known.
+        parts: The largest values of their blocks' parts; None = not known.
         masses: [N, nb] float32, block masses that are known already; None = of no row.
         known: [N] bool, the rows whose masses are known; None = of no row.
     """
 
     logits: torch.Tensor
-    groups: torch.Tensor | None
     rows: torch.Tensor
     temperature: torch.Tensor
-    maxima: torch.Tensor | None = None
+    parts: BlockParts | None = None
     masses: torch.Tensor | None = None
     known: torch.Tensor | None = None
 
@@ -90,10 +87,9 @@ class RowsToRead:
 
     def take(self, index: torch.Tensor) -> RowsToRead:
         """Returns some of the rows that are asked for."""
-        maxima, masses, known = (
-            None if table is None else table[index] for table in (self.maxima, self.masses, self.known)
-        )
-        return RowsToRead(self.logits, self.groups, self.rows[index], self.temperature[index], maxima, masses, known)
+        parts = None if self.parts is None else self.parts.take(index)
+        masses, known = (None if table is None else table[index] for table in (self.masses, self.known))
+        return RowsToRead(self.logits, self.rows[index], self.temperature[index], parts, masses, known)
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,7 @@ class SliceLogprobs:
         rows = torch.arange(count, device=logits.device)
         temperature = torch.ones(count, dtype=torch.float64, device=logits.device)
         ids = torch.cat((token_ids.unsqueeze(1), named_ids), dim=1)
-        own = self.read(RowsToRead(logits, None, rows, temperature), top_n, ids)
+        own = self.read(RowsToRead(logits, rows, temperature), top_n, ids)
         found = self.merge(self._group.all_gather(own), temperature, top_n)
         return found.report(token_ids, found.values[:, 0], named_ids, found.values[:, 1:])
 
@@ -191,10 +187,11 @@ class SliceLogprobs:
             top_n: How many of the most likely ids are asked for.
             ids: [N, K] int64, ids whose logits are asked for.
         """
-        maxima = self._maxima(source) if source.maxima is None else source.maxima
+        parts = self._lanes(source) if source.parts is None else source.parts
+        maxima = parts.maxima.amax(dim=-1)
         padding = (0, self._blocks - self._shape.blocks)
         per_block = [torch.nn.functional.pad(table, padding) for table in (maxima, self._masses(source, maxima))]
-        top_ids, top_values = self._top(source, maxima, top_n)
+        top_ids, top_values = self._top(source, parts, maxima, top_n)
         values = self.values_at(source.logits, source.rows, ids)
         return torch.cat([*(table.view(torch.int32) for table in (*per_block, top_values, values)), top_ids], dim=1)
 
@@ -238,30 +235,12 @@ class SliceLogprobs:
             tile = slice(first, min(first + step, count))
             yield tile, source.logits[tile] if every_row else source.logits[source.rows[tile]]
 
-    def _maxima(self, source: RowsToRead) -> torch.Tensor:
-        """Returns the largest value of each block of the rows asked for: [N, nb] float32."""
-        maxima = source.logits.new_empty((len(source.rows), self._shape.blocks))
+    def _lanes(self, source: RowsToRead) -> BlockParts:
+        """Returns the largest values of the lanes of the rows asked for."""
+        lanes = source.logits.new_empty((len(source.rows), self._shape.blocks, GROUP_LENGTH))
         for tile, logits in self._tiles(source):
-            maxima[tile] = largest_in_blocks(logits, self._shape.blocks)
-        return maxima
-
-    def _groups(self, source: RowsToRead, block: torch.Tensor) -> torch.Tensor:
-        """Returns the largest value of each run of 32 ids in some blocks of the rows: [N, K · runs of a block] float32.
-
-        Args:
-            source: The rows.
-            block: [N, K] int64.
-        """
-        count, runs = block.shape[1], self._shape.block_length // GROUP_LENGTH
-        if source.groups is not None:
-            every_block = source.groups.view(len(source.groups), self._shape.blocks, runs)
-            return every_block[source.rows.unsqueeze(1), block].view(len(block), -1)
-        groups = source.logits.new_empty((len(block), count * runs))
-        for tile, logits in self._tiles(source):
-            place = block[tile] + torch.arange(len(logits), device=block.device).unsqueeze(1) * self._shape.blocks
-            members = logits.view(-1, self._shape.block_length).index_select(0, place.view(-1))
-            groups[tile] = group_maxima(members.view(len(logits), -1))
-        return groups
+            lane_maxima(logits, self._shape.blocks, lanes[tile])
+        return BlockParts(lanes, lanes=True)
 
     def _masses(self, source: RowsToRead, maxima: torch.Tensor) -> torch.Tensor:
         """Returns the block masses of the rows asked for: [N, nb] float32."""
@@ -270,7 +249,7 @@ class SliceLogprobs:
             if not len(missing):
                 return source.masses
             masses = source.masses.clone()
-            masses[missing] = self._masses(replace(source, masses=None).take(missing), maxima[missing])
+            masses[missing] = self._masses(replace(source, parts=None, masses=None).take(missing), maxima[missing])
             return masses
         masses = torch.empty_like(maxima)
         inverse = (1.0 / source.temperature).to(torch.float32)
@@ -278,13 +257,15 @@ class SliceLogprobs:
             masses[tile] = block_masses(logits, maxima[tile], inverse[tile])
         return masses
 
-    def _top(self, source: RowsToRead, maxima: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _top(
+        self, source: RowsToRead, parts: BlockParts, maxima: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the ids of this slice's ``count`` largest values and these, best first: [N, count] int32, float32."""
         if not count or not len(maxima):
             nothing = maxima.new_empty((len(maxima), count))
             return nothing.to(torch.int32), nothing
         # One more than asked for: where it equals the last one, other ids with that value may have been left out.
-        found, found_columns = self._largest(source, maxima, count + 1)
+        found, found_columns = self._largest(source, parts, maxima, count + 1)
         columns, order = found_columns.sort(dim=1)
         values, order = found.gather(1, order).sort(dim=1, descending=True, stable=True)
         columns = columns.gather(1, order)
@@ -298,23 +279,32 @@ class SliceLogprobs:
             columns[place, above : above + len(equal)] = equal
         return (columns + self._shape.start).to(torch.int32), values
 
-    def _largest(self, source: RowsToRead, maxima: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ``count`` largest values and their columns, as ``largest_values`` does: [N, count] each.
+    def _largest(
+        self, source: RowsToRead, parts: BlockParts, maxima: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns ``count`` largest values and their columns, unordered: [N, count] float32 and int64; −inf fills up.
 
-        They lie in the runs with the largest maxima, and these in the blocks with the largest maxima.
+        They lie in the parts with the largest maxima, and these in the blocks with the largest maxima. Which of several
+        equal values at the cut come is left open.
         """
-        blocks, length = self._shape.blocks, self._shape.block_length // GROUP_LENGTH
-        if blocks <= count:
-            every_block = torch.arange(blocks, device=maxima.device).expand(len(maxima), blocks)
-            return largest_values(source.logits, self._groups(source, every_block), source.rows, count)
-        block = largest_places(maxima, count)
-        run = largest_places(self._groups(source, block), count)
-        run = block.gather(1, run // length) * length + run % length
-        every_run = source.logits.view(len(source.logits), -1, GROUP_LENGTH)
-        members = every_run[source.rows.unsqueeze(1), run].view(len(maxima), -1)
-        offset = largest_places(members, count)
-        columns = run.gather(1, offset // GROUP_LENGTH) * GROUP_LENGTH + offset % GROUP_LENGTH
-        return members.gather(1, offset), columns
+        block = _most_places(maxima, count)
+        part = _most_places(in_blocks := parts.in_blocks(block), count)
+        per_block = in_blocks.shape[1] // block.shape[1]
+        columns = parts.columns(block.gather(1, part // per_block), part % per_block, self._shape.block_length)
+        place = columns + source.rows.unsqueeze(1) * self._shape.width
+        members = source.logits.view(-1).index_select(0, place.view(-1)).view_as(place)
+        found = _most_places(members, count)
+        values, columns = members.gather(1, found), columns.gather(1, found)
+        missing = (0, count - values.shape[1])
+        return torch.nn.functional.pad(values, missing, value=_NONE), torch.nn.functional.pad(columns, missing)
+
+
+def _most_places(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns where each row's ``count`` largest values are, or all of them when there are no more: [N, K] int64."""
+    rows, width = values.shape
+    if width <= count:
+        return torch.arange(width, device=values.device).expand(rows, width)
+    return largest_places(values, count)
 
 
 def _best(ids: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

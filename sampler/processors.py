@@ -228,7 +228,7 @@ class _Rows:
         count = len(self.logits)
         rows = torch.arange(count, device=self.logits.device)
         temperature = torch.ones(count, dtype=torch.float64, device=self.logits.device)
-        own = self._reader.read(RowsToRead(self.logits, None, rows, temperature), 0, rows.new_empty((count, 0)))
+        own = self._reader.read(RowsToRead(self.logits, rows, temperature), 0, rows.new_empty((count, 0)))
         self._ask(_Progress.LOGSUMEXP)
         found = self._reader.merge(self._answered(self._group.all_gather(own)), temperature, 0)
         return found.maxima + found.log_mass

@@ -11,7 +11,17 @@ from sampler.batch import SamplingBatchInfo
 from sampler.exchange import NON_FINITE, SliceFacts
 from sampler.greedy import masked_largest
 from sampler.group import SliceGroup
-from sampler.slices import SliceShape, block_masses, first_largest, group_maxima, largest_in_blocks, largest_values
+from sampler.slices import (
+    GROUP_LENGTH,
+    BlockParts,
+    SliceShape,
+    block_masses,
+    first_largest,
+    group_maxima,
+    lane_maxima,
+    largest_in_blocks,
+    largest_values,
+)
 
 _TILE_ELEMENTS = 1 << 18
 INFINITE_LOGIT = 1e30
@@ -86,6 +96,9 @@ class SliceReader:
         raw = logits.new_zeros((rows, shape.blocks)) if mask_words is None and any(flags.needs_raw_mass) else None
         inverse_temperature = (1.0 / batch.temperature).to(torch.float32)
         block_maxima = logits.new_empty((rows, shape.blocks))
+        lanes = None
+        if flags.logprob_rows and not flags.any_truncated:
+            lanes = logits.new_empty((rows, shape.blocks * GROUP_LENGTH))
         step = max(1, _TILE_ELEMENTS // shape.width) if logits.device.type == "cpu" else max(rows, 1)
         for first in range(0, rows, step):
             tile = slice(first, min(first + step, rows))
@@ -95,13 +108,14 @@ class SliceReader:
                 groups[tile] = group_maxima(logits[tile])
                 block_maxima[tile] = groups[tile].view(-1, shape.blocks, shape.block_length // 32).amax(dim=-1)
             else:
-                block_maxima[tile] = largest_in_blocks(logits[tile], shape.blocks)
+                kept = None if lanes is None else lanes[tile].view(-1, shape.blocks, GROUP_LENGTH)
+                block_maxima[tile] = lane_maxima(logits[tile], shape.blocks, kept).amax(dim=-1)
             if masses is not None and any(flags.needs_mass[tile]):
                 masses[tile] = block_masses(logits[tile], block_maxima[tile], inverse_temperature[tile])
             if raw is not None and any(flags.needs_raw_mass[tile]):
                 raw[tile] = block_masses(logits[tile], block_maxima[tile], torch.ones_like(inverse_temperature[tile]))
         bad = ~(block_maxima.amax(dim=1) < float("inf"))
-        for table, neutral in ((groups, _NONE), (block_maxima, _NONE), (masses, 0.0)):
+        for table, neutral in ((groups, _NONE), (block_maxima, _NONE), (masses, 0.0), (lanes, _NONE)):
             if table is not None:
                 table.masked_fill_(bad.unsqueeze(1), neutral)
         largest = first_largest(logits, block_maxima) if flags.any_greedy else torch.zeros_like(batch.seeds)
@@ -111,6 +125,7 @@ class SliceReader:
             values, ids = largest_values(logits, groups[truncated], truncated, self._candidates)
             values = torch.where(bad[truncated].unsqueeze(1), _NONE, values)
             ids += shape.start
+        found = lanes if not flags.any_truncated else groups if flags.logprob_rows else None
         facts = SliceFacts(
             block_maxima.amax(dim=1),
             largest + shape.start,
@@ -120,6 +135,7 @@ class SliceReader:
             values,
             ids,
             raw,
+            None if found is None else BlockParts(found.view(rows, shape.blocks, -1), lanes is not None),
         )
         return groups, facts
 

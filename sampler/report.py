@@ -89,7 +89,6 @@ class LogprobReporter:
         batch: SamplingBatchInfo,
         kept: KeptRows | None,
         logits: torch.Tensor,
-        groups: torch.Tensor | None,
         *,
         facts: SliceFacts,
         given_ids: torch.Tensor | None,
@@ -100,7 +99,6 @@ class LogprobReporter:
             batch: The rows' parameters; at least one row asks.
             kept: From ``keep``.
             logits: [B, Vs] float32, after all changes.
-            groups: [B, Vs/32] float32, its largest value per run of 32 ids; None = not known.
             facts: Of this rank's slice.
             given_ids: [B] int64, ids that are known already; None when they are to be drawn.
         """
@@ -111,8 +109,10 @@ class LogprobReporter:
         named_ids = rows.new_empty((len(rows), 0)) if batch.named is None else batch.named.ids[rows]
         given = None if given_ids is None else given_ids[rows]
         ids = named_ids if given is None else torch.cat((given.unsqueeze(1), named_ids), dim=1)
-        maxima = None if facts.block_maxima is None else facts.block_maxima[rows]
-        changed = RowsToRead(logits, groups, rows, temperature, maxima)
+        parts = facts.parts
+        if parts is not None and len(rows) < batch.row_count:
+            parts = parts.take(rows)
+        changed = RowsToRead(logits, rows, temperature, parts)
         if facts.block_masses is not None:
             # The draw's masses serve where it has them at the same temperature.
             known = torch.tensor(flags.needs_mass, device=device)[rows] & (temperature == batch.temperature[rows])
@@ -153,9 +153,7 @@ class LogprobReporter:
         """Returns the table of rows of which some were kept: these from their copies, the rest as they are now."""
         places = kept.places
         own_rows = torch.arange(len(places), device=places.device)
-        raw = self._reader.read(
-            RowsToRead(kept.logits, None, own_rows, changed.temperature[places]), top_n, ids[places]
-        )
+        raw = self._reader.read(RowsToRead(kept.logits, own_rows, changed.temperature[places]), top_n, ids[places])
         table = raw.new_empty((len(changed.rows), raw.shape[1]))
         table[places] = raw
         others = torch.ones(len(changed.rows), dtype=torch.bool, device=places.device)

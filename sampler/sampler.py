@@ -260,8 +260,7 @@ class Sampler:
             torch.maximum(own.faults, mask_faults, out=own.faults)
         request = None
         if asks:
-            known = groups if batch.flags.any_truncated else None
-            request = self._reporter.request(batch, kept, logits, known, facts=own, given_ids=given_ids)
+            request = self._reporter.request(batch, kept, logits, facts=own, given_ids=given_ids)
         rider = None if request is None else request.table
         exchanged = exchange(self._group, own, rider, block_length=self._shape.block_length)
         facts = exchanged.facts

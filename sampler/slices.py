@@ -20,6 +20,39 @@ _LOWEST = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True)
+class BlockParts:
+    """The largest value of each part of the blocks of N rows.
+
+    Attributes:
+        maxima: [N, nb, P] float32.
+        lanes: Whether a part is every 32nd id of its block, from ``lane_maxima``, or a run of 32, from
+            ``group_maxima``.
+    """
+
+    maxima: torch.Tensor
+    lanes: bool
+
+    def take(self, index: torch.Tensor) -> BlockParts:
+        """Returns the parts of some rows."""
+        return BlockParts(self.maxima[index], self.lanes)
+
+    def in_blocks(self, block: torch.Tensor) -> torch.Tensor:
+        """Returns the largest values of the parts of some blocks of each row: [N, K · P] float32 from [N, K] int64."""
+        rows, blocks, count = self.maxima.shape
+        place = block + torch.arange(rows, device=block.device).unsqueeze(1) * blocks
+        return self.maxima.view(-1, count).index_select(0, place.view(-1)).view(rows, -1)
+
+    def columns(self, block: torch.Tensor, part: torch.Tensor, block_length: int) -> torch.Tensor:
+        """Returns the columns of some parts of each row: [N, K · ids of a part] int64 from [N, K] int64 each."""
+        count = self.maxima.shape[2]
+        length = block_length // count
+        between_parts, between_ids = (1, count) if self.lanes else (length, 1)
+        first = block * block_length + part * between_parts
+        ids = torch.arange(length, device=block.device) * between_ids
+        return (first.unsqueeze(-1) + ids).view(len(block), -1)
+
+
+@dataclass(frozen=True)
 class SliceShape:
     """Where a rank's slice lies.
 
@@ -54,13 +87,24 @@ def blocks_of(rank: int, size: int) -> range:
     return range(start, start + base + (rank < extra))
 
 
+def lane_maxima(logits: torch.Tensor, blocks: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns the largest of every 32nd value of each block, NaN where there is one: [R, Vs] → [R, blocks, 32] float32.
+
+    Args:
+        logits: [R, Vs] float32.
+        blocks: How many blocks there are.
+        out: [R, blocks, 32] float32, where to write them; None = into a new tensor.
+    """
+    runs = logits.shape[1] // (blocks * GROUP_LENGTH)
+    return torch.amax(logits.view(logits.shape[0], blocks, runs, GROUP_LENGTH), dim=2, out=out)
+
+
 def largest_in_blocks(logits: torch.Tensor, blocks: int) -> torch.Tensor:
     """Returns the largest value of each block, NaN where there is one: [R, Vs] → [R, blocks] float32.
 
-    First over every 32nd value: maxima of neighbouring memory, taken lane by lane, are several times faster on a CPU.
+    By way of the lanes: maxima of neighbouring memory, taken lane by lane, are several times faster on a CPU.
     """
-    runs = logits.shape[1] // (blocks * GROUP_LENGTH)
-    return logits.view(logits.shape[0], blocks, runs, GROUP_LENGTH).amax(dim=2).amax(dim=-1)
+    return lane_maxima(logits, blocks).amax(dim=-1)
 
 
 def group_maxima(logits: torch.Tensor) -> torch.Tensor:

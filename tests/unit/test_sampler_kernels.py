@@ -16,7 +16,16 @@ from simulated_ranks import SimulatedRank, run_simulated
 from sampler.adjust import apply_mask_, mask_table
 from sampler.greedy import masked_largest
 from sampler.search import Goals, Head, find_thresholds, hold
-from sampler.slices import block_masses, first_largest, folded_sum, group_maxima, largest_in_blocks, largest_values
+from sampler.slices import (
+    BlockParts,
+    block_masses,
+    first_largest,
+    folded_sum,
+    group_maxima,
+    lane_maxima,
+    largest_in_blocks,
+    largest_values,
+)
 from sampler.support import pick, strictly_greater
 
 _NONE = float("-inf")
@@ -134,6 +143,25 @@ def test_largest_values_are_complete_above_the_cut(seed: int, count: int, width:
         real = values[place] > _NONE
         assert torch.equal(logits[row, columns[place][real]], values[place][real])
         assert len(set(columns[place][real].tolist())) == int(real.sum())
+
+
+@pytest.mark.parametrize("lanes", [True, False])
+def test_parts_cover_their_block_and_have_its_largest_values(lanes: bool) -> None:
+    rows, blocks, length = 3, 5, 96
+    logits = torch.randn(rows, blocks * length, generator=torch.Generator().manual_seed(8))
+    maxima = lane_maxima(logits, blocks) if lanes else group_maxima(logits).view(rows, blocks, -1)
+    parts = BlockParts(maxima, lanes)
+    count = maxima.shape[2]
+    assert count == (32 if lanes else 3)
+    block = torch.tensor([[4, 0], [2, 3], [1, 1]])
+    of_parts = parts.in_blocks(block)
+    columns = parts.columns(
+        block.repeat_interleave(count, dim=1), torch.arange(count).repeat(rows, 2), block_length=length
+    )
+    members = logits.gather(1, columns).view(rows, 2 * count, length // count)
+    assert torch.equal(members.amax(dim=-1), of_parts)
+    whole = (block.unsqueeze(-1) * length + torch.arange(length)).view(rows, -1)
+    assert torch.equal(columns.view(rows, 2, length).sort(dim=-1).values.view(rows, -1), whole)
 
 
 def test_pick_never_takes_an_index_of_no_weight() -> None:
