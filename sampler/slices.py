@@ -213,7 +213,7 @@ def largest_values(
 def largest_places(values: torch.Tensor, count: int) -> torch.Tensor:
     """Returns where each row's ``count`` largest values are, unordered: [N, count] int64 from [N, K]."""
     # numpy's partition is several times faster than torch's on a CPU, but not where most values are alike.
-    if values.device.type != "cpu" or int((values == _NONE).sum()) > values.numel() // 2:
+    if values.device.type != "cpu" or np.count_nonzero(values.numpy() == _NONE) > values.numel() // 2:
         return values.topk(count, dim=1, sorted=False).indices
     return torch.from_numpy(np.argpartition(values.numpy(), values.shape[1] - count, axis=1)[:, -count:]).contiguous()
 
