@@ -108,6 +108,7 @@ def test_some_hostile_requests_among_plain_streams(tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_all_hostile_requests_among_plain_streams(tmp_path: Path) -> None:
-    check(write_tiny_checkpoint(tmp_path / "tiny", "qwen3"), tuple(HOSTILE), timeout_s=400)
+    """The hard ones wait for each other, and none is lost by that: together they take minutes."""
+    check(write_tiny_checkpoint(tmp_path / "tiny", "qwen3"), tuple(HOSTILE), timeout_s=800)
