@@ -11,8 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from grammar_sync.vetting.process import serve
 from launch.parent_death import die_with_parent
+
+if __name__ == "__main__":
+    # Before the imports that take seconds: a rank that ends meanwhile must leave no orphan.
+    die_with_parent(signal.SIGKILL, sys.argv[2])
+
+from grammar_sync.vetting.process import serve
 
 
 def run_compile_process(connection: socket.socket, parent_pid: int) -> NoReturn:

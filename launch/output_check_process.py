@@ -11,6 +11,11 @@ from collections.abc import Mapping
 
 from launch.environment import with_import_path, without_rank_variables
 from launch.parent_death import die_with_parent
+
+if __name__ == "__main__":
+    # Before the imports that take seconds: a leader that ends meanwhile must leave no orphan.
+    die_with_parent(signal.SIGKILL, sys.argv[1])
+
 from runtime.output_check import serve
 
 _MEMORY_BYTES = 1 << 30
@@ -30,7 +35,6 @@ def start_output_check(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
 def main() -> None:
     """Is the process."""
-    die_with_parent(signal.SIGKILL, sys.argv[1])
     # The terminal's Ctrl-C is for those who can tell the client; this process ends with its rank.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
