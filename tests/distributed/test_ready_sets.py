@@ -15,6 +15,8 @@ from tiny_checkpoints import write_tiny_checkpoint
 from runtime.tokenizer import Tokenizer
 from sampler.params import SamplingParams
 
+pytestmark = pytest.mark.long(110)
+
 RUNS = 200
 SCHEMAS = (
     {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},

@@ -26,6 +26,8 @@ from grammar_sync.vetting.service import VettingService
 from launch.exit_codes import ExitCode
 from launch.grammar_compiler import GrammarProcessStarter
 
+pytestmark = pytest.mark.long(90)
+
 TESTS = str(Path(__file__).resolve().parents[1])
 LIMITS = VettingLimits(deadline_s=1.0, memory_bytes=256 << 20)
 PATIENCE_S = 120.0

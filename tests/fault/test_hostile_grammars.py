@@ -18,6 +18,8 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
+pytestmark = pytest.mark.long(90)
+
 PLAIN = [
     {"id": f"plain {index}", "prompt": f"One two {index}", "max_tokens": 160, "temperature": index % 2, "seed": index}
     for index in range(8)

@@ -12,6 +12,8 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
+pytestmark = pytest.mark.long(40)
+
 OBJECT = {
     "type": "object",
     "properties": {"a": {"type": "integer"}},

@@ -19,6 +19,8 @@ from grammar_sync.masks import MaskFiller
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
 
+pytestmark = pytest.mark.long(60)
+
 CASES_PATH = Path(__file__).resolve().parents[2] / ".." / "shared" / "cases" / "grammars.jsonl"
 needs_cases = pytest.mark.skipif(not CASES_PATH.is_file(), reason=f"{CASES_PATH.name} is not beside this checkout")
 EXACT_KINDS = ("regex", "ebnf", "choice", "json_object", "structural_tag")

@@ -12,6 +12,8 @@ from scipy import stats
 
 from launch.exit_codes import ExitCode
 
+pytestmark = pytest.mark.long(50)
+
 CASES = Path(__file__).resolve().parents[2] / ".." / "shared" / "cases" / "sampling.jsonl"
 DRAWS = 2000
 BAD: dict[str, tuple[Any, str]] = {

@@ -11,6 +11,8 @@ from simulated_ranks import SlicedSampler
 
 from sampler.supports import RowStatus, RowSupport
 
+pytestmark = pytest.mark.long(50)
+
 
 def _check(case: SamplingCase, support: RowSupport) -> None:
     assert support.status is RowStatus.OK

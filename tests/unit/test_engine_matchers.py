@@ -39,7 +39,7 @@ def mask(matcher: Matcher) -> list[int]:
     return words.tolist()
 
 
-def test_a_rollback_of_nothing_does_nothing(engine: str) -> None:
+def test_s11_a_rollback_of_nothing_does_nothing(engine: str) -> None:
     matcher = matcher_of(engine, "ab", regex="abc")
     before = mask(matcher)
     matcher.rollback(0)

@@ -22,6 +22,8 @@ from grammar_sync.vetting.messages import Refused, Setup, Vetted, VettingLimits
 from grammar_sync.vetting.service import VettingService
 from launch.grammar_compiler import GrammarProcessStarter
 
+pytestmark = pytest.mark.long(40)
+
 _TEXT_KINDS = {"regex", "ebnf"}
 PATIENCE_S = 200.0
 
