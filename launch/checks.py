@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
-from grammar_sync.spec import GRAMMAR_FIELDS, GrammarError, parse_grammar
+from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, parse_grammar
 from launch.cli import UsageError
 from launch.options import EngineOptions, GenerateCommand
 from pp.partition import layer_ranges
@@ -27,6 +28,7 @@ def check_command(command: GenerateCommand) -> None:
     check_parallel(config, command.engine.tp, command.engine.pp)
     _check_kv_cache(config, command.engine)
     _check_defaults(command, config)
+    _check_grammar_cache_dir(command.engine.grammar_cache_dir)
     check_files(command.input_file, command.output_file)
 
 
@@ -46,15 +48,28 @@ def _check_kv_cache(config: ModelConfig, engine: EngineOptions) -> None:
 def _check_defaults(command: GenerateCommand, config: ModelConfig) -> None:
     """Checks the command line's defaults as the leader would check a request that has them all."""
     length = min(command.engine.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
-    others = (*GRAMMAR_FIELDS, *THINKING_FIELDS)
+    grammar = (*GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS)
+    others = (*grammar, *THINKING_FIELDS)
     sampling = {name: value for name, value in command.defaults.items() if name not in others}
     try:
         SamplingParams.parse(sampling, vocab_size=config.vocab_size, max_model_len=length)
-        parse_grammar({name: value for name, value in command.defaults.items() if name in GRAMMAR_FIELDS})
+        parse_grammar({name: value for name, value in command.defaults.items() if name in grammar})
         parse_thinking(command.defaults, length)
         marker_pair(command.engine.reasoning_start_marker, command.engine.reasoning_marker)
     except (SamplingParamsError, GrammarError, ThinkingError) as error:
         raise UsageError(str(error)) from error
+
+
+def _check_grammar_cache_dir(folder: Path | None) -> None:
+    if folder is None:
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Only writing tells: permission bits say little of a read-only file system, or to root.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--grammar-cache-dir {folder}: {error.strerror}") from error
 
 
 def check_files(input_file: str | None, output_file: Path | None) -> None:

@@ -114,6 +114,11 @@ def generate(
     ebnf: types.Ebnf = None,
     choice: types.Choice = None,
     structural_tag: types.StructuralTag = None,
+    any_whitespace: types.AnyWhitespace = None,
+    max_whitespace: types.MaxWhitespace = None,
+    max_string_length: types.MaxStringLength = None,
+    max_items: types.MaxItems = None,
+    ebnf_root: types.EbnfRoot = None,
 ) -> Command:
     """Generates for prompts from the command line, a JSONL file or stdin.
 
@@ -140,6 +145,13 @@ def generate(
         ebnf=ebnf,
         choice=choice,
         structural_tag=structural_tag,
+    )
+    options = cli_grammar.grammar_options(
+        any_whitespace=any_whitespace,
+        max_whitespace=max_whitespace,
+        max_string_length=max_string_length,
+        max_items=max_items,
+        ebnf_root=ebnf_root,
     )
     if bool(prompts) == (input_file is not None):
         raise UsageError("give prompts, or --input FILE (- for stdin), but not both")
@@ -184,7 +196,7 @@ def generate(
         output_file=output,
         output_format=output_format,
         chat=chat,
-        defaults={name: value for name, value in sampling.items() if value is not None} | grammars,
+        defaults={name: value for name, value in sampling.items() if value is not None} | grammars | options,
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 import typer
 from typer import BadParameter
 
+from grammar_sync.spec import GrammarError, parse_grammar
 from launch import cli_types as types
 from launch.default_model import default_model
 from launch.options import CheckGrammarCommand, Command, FailOn, OutputFormat
@@ -47,6 +48,11 @@ def check_grammar(
     ebnf: types.Ebnf = None,
     choice: types.Choice = None,
     structural_tag: types.StructuralTag = None,
+    any_whitespace: types.AnyWhitespace = None,
+    max_whitespace: types.MaxWhitespace = None,
+    max_string_length: types.MaxStringLength = None,
+    max_items: types.MaxItems = None,
+    ebnf_root: types.EbnfRoot = None,
 ) -> Command:
     """Compiles grammars for a model's vocabulary, says what is enforced, and checks texts against them."""
     grammar = grammar_fields(
@@ -56,6 +62,13 @@ def check_grammar(
         ebnf=ebnf,
         choice=choice,
         structural_tag=structural_tag,
+    )
+    options = grammar_options(
+        any_whitespace=any_whitespace,
+        max_whitespace=max_whitespace,
+        max_string_length=max_string_length,
+        max_items=max_items,
+        ebnf_root=ebnf_root,
     )
     if len(grammar) > 1 or (bool(grammar) == (input_file is not None)):
         raise BadParameter("give one grammar, or --input FILE (- for stdin)", param_hint="the grammar")
@@ -69,6 +82,7 @@ def check_grammar(
         output_file=output,
         output_format=output_format,
         grammar=grammar,
+        options=options,
         texts=tuple(text or ()),
         strict=strict,
         grammar_backend=grammar_backend,
@@ -99,6 +113,33 @@ def grammar_fields(
         "choice": None if choice is None else choice.split(","),
         "structural_tag": None if structural_tag is None else _json_of("--structural-tag", structural_tag),
     }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def grammar_options(
+    *,
+    any_whitespace: bool | None,
+    max_whitespace: int | None,
+    max_string_length: int | None,
+    max_items: int | None,
+    ebnf_root: str | None,
+) -> dict[str, Any]:
+    """Returns the request fields that a command line's options of grammars stand for, those given only.
+
+    Raises:
+        BadParameter: One is out of its range.
+    """
+    fields = {
+        "any_whitespace": any_whitespace,
+        "max_whitespace": max_whitespace,
+        "max_string_length": max_string_length,
+        "max_items": max_items,
+        "ebnf_root": ebnf_root,
+    }
+    try:
+        parse_grammar(fields)
+    except GrammarError as error:
+        raise BadParameter(str(error), param_hint=f"--{error.param.replace('_', '-')}") from error
     return {name: value for name, value in fields.items() if value is not None}
 
 

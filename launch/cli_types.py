@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from grammar_sync.spec import DEFAULT_MAX_WHITESPACE
+
 _ENGINE = "Engine"
 _NODES = "Nodes (passed on to torchrun)"
 _SAMPLING = "Defaults for requests that do not say"
@@ -173,14 +175,48 @@ Logprobs = Annotated[
     typer.Option(help="Report each token's logprob and this many of the likeliest.", rich_help_panel=_SAMPLING),
 ]
 
+AnyWhitespace = Annotated[
+    bool | None,
+    typer.Option(
+        "--any-whitespace/--no-any-whitespace",
+        help='Blanks and line ends between JSON tokens, or one form: ", " and ": ".',
+        show_default="any",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+MaxWhitespace = Annotated[
+    int | None,
+    typer.Option(
+        help="Blanks between two JSON tokens at most.",
+        show_default=str(DEFAULT_MAX_WHITESPACE),
+        rich_help_panel=_SAMPLING,
+    ),
+]
+MaxStringLength = Annotated[
+    int | None,
+    typer.Option(
+        help="Characters of a JSON string whose schema sets no bound.",
+        show_default="no bound",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+MaxItems = Annotated[
+    int | None,
+    typer.Option(
+        help="Items of a JSON array whose schema sets no bound.", show_default="no bound", rich_help_panel=_SAMPLING
+    ),
+]
+EbnfRoot = Annotated[
+    str | None,
+    typer.Option(help="The rule that an EBNF starts at.", show_default="root", rich_help_panel=_SAMPLING),
+]
+
 JsonSchema = Annotated[
     str | None, typer.Option(help="JSON Schema, or a file that holds one.", rich_help_panel=_GRAMMAR)
 ]
 JsonObject = Annotated[bool, typer.Option("--json-object", help="Any JSON object.", rich_help_panel=_GRAMMAR)]
 Regex = Annotated[str | None, typer.Option(help="Regular expression for the whole output.", rich_help_panel=_GRAMMAR)]
-Ebnf = Annotated[
-    Path | None, typer.Option(help="File with a GBNF grammar whose root is 'root'.", rich_help_panel=_GRAMMAR)
-]
+Ebnf = Annotated[Path | None, typer.Option(help="File with a GBNF grammar.", rich_help_panel=_GRAMMAR)]
 Choice = Annotated[str | None, typer.Option(help="Comma-separated list of outputs.", rich_help_panel=_GRAMMAR)]
 StructuralTag = Annotated[
     str | None, typer.Option(help="Structural tag (tool calls), or a file that holds one.", rich_help_panel=_GRAMMAR)

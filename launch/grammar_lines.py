@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,12 @@ from runtime.shown_value import shown
 
 COMMAND_LINE_ID = "command-line"
 
-_OWN_FIELDS = ("id", "kind", "spec", "texts", "expect", "root")
+_OWN_FIELDS = ("id", "kind", "spec", "texts", "expect", "strict")
+_JSON_OPTIONS = tuple(name for name in GRAMMAR_OPTION_FIELDS if name not in ("strict", "ebnf_root"))
+_OPTIONS_OF_KIND: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("json_schema", "json_object", "structural_tag"), _JSON_OPTIONS),
+    "ebnf": ("ebnf_root", "root"),
+}
 
 
 class GrammarLineError(ValueError):
@@ -41,7 +46,7 @@ class GrammarLine:
         kind: The field it stands in, in a request.
         texts: What to check it against.
         expect: Whether each text is wanted to be taken.
-        ignored: Fields of the line that mean nothing here.
+        ignored: Fields of the line that mean nothing here, or nothing for this kind of grammar.
     """
 
     user_id: Any
@@ -67,13 +72,13 @@ def read_grammars(command: CheckGrammarCommand) -> Iterator[GrammarLine]:
     if command.input_file is None:
         (kind,) = command.grammar
         fields = {"kind": kind, "spec": command.grammar[kind], "texts": list(command.texts)}
-        yield _parse(InputLine(COMMAND_LINE_ID, fields), strict=command.strict)
+        yield _parse(InputLine(COMMAND_LINE_ID, fields | command.options), {"strict": command.strict})
         return
     for line in read_lines(command.input_file):
-        yield _parse(line, strict=command.strict)
+        yield _parse(line, {"strict": command.strict} | command.options)
 
 
-def _parse(line: InputLine, *, strict: bool) -> GrammarLine:
+def _parse(line: InputLine, defaults: dict[str, Any]) -> GrammarLine:
     fields = line.fields
     if fields is None:
         return GrammarLine(line.user_id, None, line.error)
@@ -83,7 +88,7 @@ def _parse(line: InputLine, *, strict: bool) -> GrammarLine:
         expect = _expect(fields, len(texts))
     except GrammarLineError as error:
         return GrammarLine(line.user_id, None, error.info)
-    ignored = tuple(name for name in fields if name not in (*_OWN_FIELDS, *GRAMMAR_OPTION_FIELDS))
+    ignored = tuple(name for name in fields if name not in (*_OWN_FIELDS, *_OPTIONS_OF_KIND.get(kind, ())))
     options = {name: fields[name] for name in GRAMMAR_OPTION_FIELDS if fields.get(name) is not None}
     if fields.get("root") is not None:
         options["ebnf_root"] = fields["root"]
@@ -91,7 +96,7 @@ def _parse(line: InputLine, *, strict: bool) -> GrammarLine:
     is_bare = kind == "json_object" and value is None
     spec, problem = None, None
     try:
-        spec = parse_grammar({"strict": strict} | options | {kind: True if is_bare else value})
+        spec = parse_grammar(defaults | options | {kind: True if is_bare else value})
     except GrammarError as error:
         problem = ErrorInfo("grammar_error", str(error), error.param)
     if spec is None and problem is None:

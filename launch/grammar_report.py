@@ -49,7 +49,7 @@ class GrammarRecord(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: How much memory it holds.
         slowest_fill_s: Seconds of CPU of the slowest mask that was filled on some random outputs.
         start: What an output may begin with.
-        ignored: Fields of the input line that mean nothing here.
+        ignored: Fields of the input line that mean nothing here, or nothing for this kind of grammar.
     """
 
     id: Any
@@ -120,6 +120,8 @@ def print_report(console: Console, record: GrammarRecord, texts: tuple[str, ...]
         for finding in findings:
             place = finding.path or "the whole"
             console.print(f"[yellow]{title}[/]  {escape(place)}: {escape(finding.keyword)}: {escape(finding.message)}")
+    if record.ignored:
+        console.print(f"[yellow]ignored[/]  {escape(', '.join(record.ignored))}")
     if record.start is not None:
         sample = ", ".join(escape(repr(text)) for _, text in record.start.sample)
         more = ", …" if record.start.count > len(record.start.sample) else ""

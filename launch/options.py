@@ -152,6 +152,7 @@ class CheckGrammarCommand(msgspec.Struct, frozen=True, kw_only=True):
         output_file: Where to write; None = stdout.
         output_format: ``jsonl``, ``text`` or ``auto``.
         grammar: Request fields of the grammar from the command line.
+        options: Request fields of how grammars are enforced, for those that do not say.
         texts: Texts to check against it.
         strict: For lines that do not say.
         grammar_backend: Which engines may be used.
@@ -164,6 +165,7 @@ class CheckGrammarCommand(msgspec.Struct, frozen=True, kw_only=True):
     output_file: Path | None = None
     output_format: OutputFormat = "auto"
     grammar: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     texts: tuple[str, ...] = ()
     strict: bool = True
     grammar_backend: Literal["auto", "xgrammar", "llguidance"] = "auto"

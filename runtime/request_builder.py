@@ -29,6 +29,15 @@ from sampler.processors import ProcessorRegistry
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 _CHECKED_ELSEWHERE = ("id", *SCHEDULING_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *THINKING_FIELDS)
 _PROMPT_TOKENS = "prompt_tokens"
+_FOREIGN_FIELDS = {
+    "response_format": "json_schema (the schema alone) or json_object",
+    "jsonschema": "json_schema",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "ebnf",
+}
+"""What other programs call a grammar, and its name here."""
 
 
 class RequestError(ValueError):
@@ -151,6 +160,9 @@ class RequestBuilder:
         Raises:
             RequestError: A field is missing, unknown, of a wrong type or out of its range.
         """
+        for name, own in _FOREIGN_FIELDS.items():
+            if name in fields:
+                raise RequestError(f"unknown field {name}: the field here is {own}", name)
         rest = {
             name: value
             for name, value in fields.items()

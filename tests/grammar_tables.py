@@ -9,7 +9,12 @@ from pathlib import Path
 from grammar_sync import spec
 from grammar_sync.fill_pool import DEFAULT_DEADLINE_S
 from grammar_sync.regular.formats import format_rules
+from grammar_sync.regular.parse import MAX_GROUP_DEPTH
+from grammar_sync.regular.syntax import MAX_REPEAT
+from grammar_sync.schema.grammar import MAX_ITEMS, MAX_LENGTH
 from grammar_sync.schema.keywords import KEYWORDS
+from grammar_sync.schema.numbers import MAX_DIGITS
+from grammar_sync.schema.walk import MAX_ALTERNATIVES
 from grammar_sync.vetting.messages import VettingLimits
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "grammars.md"
@@ -43,9 +48,19 @@ def _limits() -> str:
     vetting = VettingLimits()
     rows = [
         ("Text of a grammar", f"{spec.MAX_SOURCE_BYTES:,} bytes"),
-        ("Nested values, or open parentheses", f"{spec.MAX_NESTING}"),
+        (
+            "Nested values, or open parentheses",
+            f"{spec.MAX_NESTING}; groups of a regular expression: {MAX_GROUP_DEPTH}",
+        ),
         ("Values of an `enum` or a `choice`", f"{spec.MAX_ENUM_VALUES:,}"),
         ("Different `$ref` targets", f"{spec.MAX_REFERENCES}"),
+        ("Properties of one object", f"{spec.MAX_PROPERTIES:,}"),
+        ("Entries of an `anyOf`, `oneOf`, `allOf` or `prefixItems`", f"{spec.MAX_BRANCHES}"),
+        ("Alternatives that `anyOf`, `oneOf`, `if` and `not` at one place multiply to", f"{MAX_ALTERNATIVES}"),
+        ("`minLength`; a greater `maxLength` is cut to it", f"{MAX_LENGTH:,}"),
+        ("`minItems`; a greater `maxItems` is cut to it", f"{MAX_ITEMS:,}"),
+        ("Digits, or decimals, of a bound on a number", f"{MAX_DIGITS}"),
+        ("Count of a repetition in a regular expression", f"{MAX_REPEAT:,}"),
         ("Compiling", f"{vetting.deadline_s:g} s of CPU (`--grammar-timeout`)"),
         ("Memory of a compile", f"{vetting.memory_bytes >> 20} MiB (`--grammar-memory-bytes`)"),
         ("A mask, when a grammar is vetted", f"{vetting.fill_limit_s:g} s of CPU"),

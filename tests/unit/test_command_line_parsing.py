@@ -95,6 +95,21 @@ def test_only_what_was_said_becomes_a_default() -> None:
     }
 
 
+def test_options_of_grammars_become_defaults() -> None:
+    command = generate(
+        *("x", "--ebnf-root", "top", "--max-whitespace", "0", "--no-any-whitespace"),
+        *("--max-string-length", "7", "--max-items", "8"),
+    )
+    assert command.defaults == {
+        "ebnf_root": "top",
+        "max_whitespace": 0,
+        "any_whitespace": False,
+        "max_string_length": 7,
+        "max_items": 8,
+    }
+    assert generate("x", "--any-whitespace").defaults == {"any_whitespace": True}
+
+
 def test_input_and_output() -> None:
     command = generate("--input", "-", "--output", "o.jsonl", "--format", "text")
     assert (command.input_file, command.output_file, command.output_format) == ("-", Path("o.jsonl"), "text")
@@ -176,6 +191,10 @@ def test_grammars_from_files(tmp_path: Path) -> None:
         (["x", "--json-schema", "x" * 5000], "--json-schema"),
         (["x", "--ebnf", "no-such-file.ebnf"], "no-such-file.ebnf"),
         (["x", "--ebnf", "/"], "--ebnf"),
+        (["x", "--ebnf-root", "1"], "--ebnf-root"),
+        (["x", "--max-whitespace", "-1"], "--max-whitespace"),
+        (["x", "--max-string-length", "0"], "--max-string-length"),
+        (["x", "--max-items", "5000"], "--max-items"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(argv: list[str], named: str) -> None:

@@ -65,6 +65,39 @@ def test_fields_that_mean_nothing_are_said(tmp_path: Path) -> None:
     assert line.ignored == ("stict", "source")
 
 
+def test_options_that_mean_nothing_for_a_kind_are_said(tmp_path: Path) -> None:
+    options = {
+        "strict": True,
+        "any_whitespace": True,
+        "max_whitespace": 1,
+        "max_string_length": 2,
+        "max_items": 3,
+        "ebnf_root": "root",
+        "root": "root",
+    }
+    kinds = {"json_schema": {}, "json_object": True, "regex": "a", "ebnf": 'root ::= "a"', "choice": ["a"]}
+    lines = lines_of(tmp_path, *({"kind": kind, "spec": spec, **options} for kind, spec in kinds.items()))
+    of_json, of_ebnf = tuple(options)[1:5], ("ebnf_root", "root")
+    assert [line.ignored for line in lines] == [of_ebnf, of_ebnf, of_json + of_ebnf, of_json, of_json + of_ebnf]
+
+
+def test_options_of_the_command_line_are_for_lines_that_do_not_say(tmp_path: Path) -> None:
+    lines = lines_of(
+        tmp_path,
+        {"kind": "json_object", "spec": True},
+        {"kind": "json_object", "spec": True, "max_items": 5},
+        options={"max_items": 3},
+    )
+    assert [line.spec.options.max_items for line in lines if line.spec is not None] == [3, 5]
+
+
+def test_options_of_a_grammar_from_the_command_line() -> None:
+    parsed = command("--choice", "a,b", "--max-whitespace", "0", "--ebnf-root", "top")
+    assert parsed.options == {"max_whitespace": 0, "ebnf_root": "top"}
+    (line,) = read_grammars(parsed)
+    assert line.ignored == ("max_whitespace", "ebnf_root")
+
+
 @pytest.mark.parametrize(
     ("line", "param", "named"),
     [
@@ -151,6 +184,8 @@ def test_defaults() -> None:
         (["--regex", "a", "--grammar-backend", "outlines"], "--grammar-backend"),
         (["--structural-tag", "no-such-file.json"], "no-such-file.json"),
         (["--json-schema", "{"], "--json-schema"),
+        (["--json-object", "--max-items", "0"], "--max-items"),
+        (["--input", "f", "--max-whitespace", "257"], "--max-whitespace"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(argv: list[str], named: str) -> None:

@@ -220,6 +220,23 @@ def test_unknown_fields_are_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("response_format", "json_schema"),
+        ("jsonschema", "json_schema"),
+        ("guided_json", "json_schema"),
+        ("guided_regex", "regex"),
+        ("guided_choice", "choice"),
+        ("guided_grammar", "ebnf"),
+    ],
+)
+def test_what_others_call_a_grammar_is_told_its_name_here(name: str, own: str) -> None:
+    error = error_of({"prompt": "a", name: {}})
+    assert error.info.param == name
+    assert own in error.info.message.partition(": ")[2]
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"prompt": "a" * 12},
