@@ -9,6 +9,7 @@ from pathlib import Path
 from grammar_sync import spec
 from grammar_sync.fill_pool import DEFAULT_DEADLINE_S
 from grammar_sync.regular.formats import format_rules
+from grammar_sync.regular.language import MAX_COUNTED_LENGTH
 from grammar_sync.regular.parse import MAX_GROUP_DEPTH
 from grammar_sync.regular.syntax import MAX_REPEAT
 from grammar_sync.schema.grammar import MAX_ITEMS, MAX_LENGTH
@@ -57,7 +58,10 @@ def _limits() -> str:
         ("Properties of one object", f"{spec.MAX_PROPERTIES:,}"),
         ("Entries of an `anyOf`, `oneOf`, `allOf` or `prefixItems`", f"{spec.MAX_BRANCHES}"),
         ("Alternatives that `anyOf`, `oneOf`, `if` and `not` at one place multiply to", f"{MAX_ALTERNATIVES}"),
-        ("`minLength`; a greater `maxLength` is cut to it", f"{MAX_LENGTH:,}"),
+        (
+            "`minLength`; a greater `maxLength` is cut to it",
+            f"{MAX_LENGTH:,}; beside `pattern` or `format` {MAX_COUNTED_LENGTH:,}",
+        ),
         ("`minItems`; a greater `maxItems` is cut to it", f"{MAX_ITEMS:,}"),
         ("Digits, or decimals, of a bound on a number", f"{MAX_DIGITS}"),
         ("Count of a repetition in a regular expression", f"{MAX_REPEAT:,}"),
