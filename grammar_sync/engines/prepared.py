@@ -41,7 +41,8 @@ class PreparedGrammar(msgspec.Struct, frozen=True):
         language: What ``source`` is in.
         source: The text that the engine reads.
         options: How it is to be enforced; what concerns the schema alone is already part of ``source``.
-        not_enforced: What the output may violate; empty when ``options.strict``.
+        not_enforced: What the output may violate; when ``options.strict``, no more than formats that are not known, and
+            ``max_string_length`` where it cannot be applied.
         rewritten: Where ``source`` allows less than was asked for, or says it in another way.
     """
 

@@ -32,6 +32,7 @@ from grammar_sync.regular.syntax import (
 MAX_TEXT_CHARS: Final = 32_768  # of a written regex or rule set
 MAX_TREE_NODES: Final = 3_000  # of a tree read off an automaton
 MAX_TREE_DEPTH: Final = 80
+_MAX_TREE_WORK: Final = 200_000  # nodes looked at while a tree is read off; less than a second of CPU time
 _MAX_ELIMINATED_STATES: Final = 1_000
 
 _SHORT_ESCAPES: Final = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
@@ -284,14 +285,19 @@ def tree_of(dfa: Dfa) -> Node:
         for target in targets:
             incoming[target].add(state)
     waiting = set(states)
+    work = 0
     while waiting:
         state = min(waiting, key=lambda found: (len(incoming[found]) * len(outgoing[found]), -found))
         waiting.discard(state)
-        _eliminate(state, outgoing, incoming)
+        work += _eliminate(state, outgoing, incoming)
+        if work > _MAX_TREE_WORK:
+            raise RegularError("the automaton is too large for one expression")
     return outgoing[first].get(last, NOTHING)
 
 
-def _eliminate(state: int, outgoing: dict[int, dict[int, Node]], incoming: dict[int, set[int]]) -> None:
+def _eliminate(state: int, outgoing: dict[int, dict[int, Node]], incoming: dict[int, set[int]]) -> int:
+    """Takes a state out, and returns how many nodes were looked at."""
+    work = 0
     targets = outgoing.pop(state)
     sources = incoming.pop(state)
     loop = targets.pop(state, NOTHING)
@@ -302,14 +308,15 @@ def _eliminate(state: int, outgoing: dict[int, dict[int, Node]], incoming: dict[
         for target, after in targets.items():
             through = concat([before, middle, after])
             merged = choice([outgoing[source].get(target, NOTHING), through])
-            _check_tree(merged)
+            work += _check_tree(merged)
             outgoing[source][target] = merged
             incoming[target].add(source)
     for target in targets:
         incoming[target].discard(state)
+    return work
 
 
-def _check_tree(node: Node) -> None:
+def _check_tree(node: Node) -> int:
     stack = [(node, 1)]
     count = 0
     while stack:
@@ -318,3 +325,4 @@ def _check_tree(node: Node) -> None:
         if count > MAX_TREE_NODES or depth > MAX_TREE_DEPTH:
             raise RegularError("the automaton is too large for one expression")
         stack.extend((child, depth + 1) for child in children(found))
+    return count

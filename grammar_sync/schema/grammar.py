@@ -38,6 +38,7 @@ from grammar_sync.schema.strings import (
     known_format,
     name_matches,
     narrowing,
+    natural_lengths,
     string_language,
     string_terminal,
 )
@@ -45,6 +46,7 @@ from grammar_sync.schema.walk import SchemaWalk
 from grammar_sync.spec import GrammarOptions
 
 ROOT: Final = "root"
+_BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 MAX_RULES: Final = 8_000
 """Bound on the rules of one grammar."""
 
@@ -174,14 +176,27 @@ class _Builder:
 
     def _number(self, record: Numbers, path: str) -> Expression:
         if record not in self._terminals:
-            try:
-                language = number_language(record)
-            except RegularError as error:
-                keyword = "multipleOf" if record.multiples or record.not_multiples else "minimum"
-                self._walk.refuse(path, keyword, str(error))
-                language = number_language(replace(record, multiples=(), not_multiples=()))
-            self._terminals[record] = None if language is None else self._add_terminal(Terminal(language))
+            terminal = self._number_terminal(record, path)
+            self._terminals[record] = None if terminal is None else self._add_terminal(terminal)
         return self._terminals[record] or NOTHING
+
+    def _number_terminal(self, record: Numbers, path: str) -> Terminal | None:
+        try:
+            language = number_language(record)
+            terminal = None if language is None else Terminal(language)
+            if terminal is not None and (record.multiples or record.not_multiples):
+                terminal.check()
+        except RegularError as error:
+            divided = bool(record.multiples or record.not_multiples)
+            place = self._walk.place(path, ("multipleOf",) if divided else _BOUNDS)
+            self._walk.refuse(place, place.rpartition("/")[2], str(error))
+            weaker = (
+                replace(record, multiples=(), not_multiples=()) if divided else replace(record, low=None, high=None)
+            )
+            if weaker == record:
+                raise CompileError(f"{place or 'the schema'}: {error}") from error
+            return self._number_terminal(weaker, path)
+        return terminal
 
     def _string(self, record: Strings, path: str) -> Expression:
         if record not in self._terminals:
@@ -193,21 +208,69 @@ class _Builder:
         most = MAX_COUNTED_LENGTH if record.constraints else MAX_LENGTH
         if record.min_length > most:
             raise CompileError(f"{path or 'the schema'}: minLength is {record.min_length}, at most {most} is allowed")
-        bound = self._options.max_string_length
-        if bound is not None and record.max_length is None and not record.constraints:
-            record = replace(record, max_length=max(bound, record.min_length))
-            self._note(path, "max_string_length", f"strings have at most {record.max_length} characters")
-        elif record.max_length is not None and record.max_length > most:
+        if record.max_length is None and self._options.max_string_length is not None:
+            bounded = self._bounded(record, path, self._options.max_string_length)
+            if bounded is not None:
+                return bounded
+        if record.max_length is not None and record.max_length > most:
             record = replace(record, max_length=most)
             self._note(path, "maxLength", f"strings have at most {most} characters")
         try:
             terminal = string_terminal(record)
         except TextError as error:
-            self._walk.refuse(error.path, error.keyword, str(error))
-            return string_terminal(Strings(record.min_length, record.max_length))
+            terminal_ = self._without_length(record, path)
+            if terminal_ is None:
+                place = error.path or self._walk.place(path, ("enum", "const", "not"))
+                self._walk.refuse(place, place.rpartition("/")[2], str(error))
+                return string_terminal(Strings(record.min_length, record.max_length))
+            terminal = terminal_
+        self._note_narrowing(record)
+        return terminal
+
+    def _note_narrowing(self, record: Strings) -> None:
         notes = map(narrowing, record.constraints)
         self._rewritten.update(dict.fromkeys(note for note in notes if note is not None))
+
+    def _bounded(self, record: Strings, path: str, bound: int) -> Terminal | None:
+        """Returns the strings no longer than ``max_string_length``; None where that changes nothing or cannot be."""
+        try:
+            least, most = natural_lengths(record)
+            if most is not None:
+                return None
+            record = replace(record, max_length=max(bound, least))
+            terminal = string_terminal(record)
+        except TextError as error:
+            message = f"not applied: strings of a bounded length take too large an automaton ({error})"
+            self._walk.not_enforced[Finding(path, "max_string_length", message)] = None
+            return None
+        self._note(path, "max_string_length", f"strings have at most {record.max_length} characters")
+        self._note_narrowing(record)
         return terminal
+
+    def _without_length(self, record: Strings, path: str) -> Terminal | None:
+        """Returns the strings without one or both bounds on their length, where these are what makes them too large."""
+        if not record.constraints:
+            return None
+        for dropped in (("maxLength",), ("minLength",), ("maxLength", "minLength")):
+            weaker = replace(
+                record,
+                min_length=0 if "minLength" in dropped else record.min_length,
+                max_length=None if "maxLength" in dropped else record.max_length,
+            )
+            if weaker == record:
+                continue
+            try:
+                terminal = string_terminal(weaker)
+            except TextError:
+                continue
+            told = " and ".join(one.told() for one in record.constraints)
+            for keyword in dropped:
+                length = record.max_length if keyword == "maxLength" else record.min_length
+                message = f"{keyword} {length} together with {told} takes too large an automaton"
+                hint = "" if self._options.strict else f"; {keyword} is not enforced"
+                self._walk.refuse(self._walk.place(path, (keyword,)), keyword, message + hint)
+            return terminal
+        return None
 
     def _array(self, record: Arrays, path: str) -> Expression:
         if record.min_items > MAX_ITEMS:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from grammar_sync.schema.arrays import MAX_COUNTED_STATES, MAX_DIFFERENT_ITEMS
-from grammar_sync.schema.numbers import MAX_DIVISOR
+from grammar_sync.schema.numbers import MAX_DIVISOR, SURE_DIVISOR
 from grammar_sync.schema.objects import MAX_OVERLAPPING_PATTERNS
 
 
@@ -35,7 +35,8 @@ KEYWORDS: Final[Mapping[str, Enforcement]] = {
     "exclusiveMaximum": Enforcement("exact", "draft 4's form too"),
     "multipleOf": Enforcement(
         "conditions",
-        f"of integers: up to {MAX_DIVISOR}; of numbers with a point: 1/2, 1/4, 1/8, since others are not exact in "
+        f"of integers: up to {SURE_DIVISOR}, and to {MAX_DIVISOR} within bounds of a few digits or where the last "
+        "digits decide (256, 500, 512, 1000); of numbers with a point: 1/2, 1/4, 1/8, since others are not exact in "
         "binary floating point",
         "integers",
     ),

@@ -19,6 +19,11 @@ from grammar_sync.schema.state import Bound, Numbers, integer_range
 MAX_DIVISOR: Final = 1024
 """The greatest divisor of integers: an automaton counts the remainders."""
 
+SURE_DIVISOR: Final = 128
+"""The greatest divisor of integers for which that automaton is always small enough."""
+
+_MAX_STATES: Final = 150
+
 MAX_DIGITS: Final = 40
 """The greatest number of digits of a bound."""
 
@@ -59,7 +64,17 @@ def _integers(numbers: Numbers) -> Language | None:
     for part in numbers.not_multiples:
         language = language.minus(whole_regex(_INTEGER) if part.numerator == 1 else _multiples(part.numerator))
     spelled = [_spellings(value) for value in sorted(numbers.excluded) if value.denominator == 1]
-    return language.minus(*spelled)
+    language = language.minus(*spelled)
+    dividing = [
+        part.numerator for part in (*numbers.multiples, *numbers.not_multiples) if part.numerator > SURE_DIVISOR
+    ]
+    open_ended = numbers.low is None or numbers.high is None
+    if dividing and open_ended and len(language.automaton().moves) > _MAX_STATES:
+        raise RegularError(
+            f"multiples of {max(dividing)} take too large an automaton: up to {SURE_DIVISOR} works, and more within "
+            "bounds or where the last digits decide, as of 500"
+        )
+    return language
 
 
 def _fractions(numbers: Numbers) -> Language | None:

@@ -18,6 +18,9 @@ from grammar_sync.regular.language import Language
 _EBNF_PARTS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]| ::=')
 """A quoted text, a class of characters, or what stands between a rule's name and its body."""
 
+_LONGEST_NAME: Final = "t0000_text"
+"""A rule's name as long as any: names count for the length of what is written."""
+
 MAX_GRAMMAR_BYTES: Final = 512 << 10
 """Bound on a grammar as written for an engine."""
 
@@ -72,6 +75,17 @@ class Terminal:
     language: Language
     json_encoded: bool = False
     quoted: bool = False
+
+    def check(self) -> None:
+        """Checks that it can be written for some engine.
+
+        Raises:
+            RegularError: It is too large.
+        """
+        try:
+            self.language.to_ebnf(_LONGEST_NAME, json_encoded=self.json_encoded)
+        except RegularError:
+            self.language.to_regex(json_encoded=self.json_encoded)
 
 
 Expression: TypeAlias = Literal | Call | Sequence | Options | Repeated

@@ -95,6 +95,10 @@ class TextConstraint:
     positive: bool
     path: str
 
+    def told(self) -> str:
+        """Returns what it is, in words."""
+        return f"{'' if self.positive else 'not '}{self.kind} {self.text!r}"
+
 
 @dataclass(frozen=True)
 class Strings:

@@ -110,15 +110,32 @@ def string_language(record: Strings) -> Language:
         TextError: A constraint cannot be enforced, alone or together with the others.
     """
     languages = [constraint_language(constraint) for constraint in dict.fromkeys(record.constraints)]
-    first = record.constraints[0] if record.constraints else None
     try:
         found = strings(record.min_length, record.max_length)
         if languages:
             found = languages[0].intersect(*languages[1:]).with_length(record.min_length, record.max_length)
         return found.minus(words(sorted(record.excluded))) if record.excluded else found
     except RegularError as error:
-        path = "" if first is None else first.path
-        raise TextError(path, path.rpartition("/")[2], str(error)) from error
+        raise _text_error(record, error) from error
+
+
+def _text_error(record: Strings, error: RegularError) -> TextError:
+    path = record.constraints[0].path if record.constraints else ""
+    return TextError(path, path.rpartition("/")[2], str(error))
+
+
+def natural_lengths(record: Strings) -> tuple[int, int | None]:
+    """Returns the least and greatest length of a record's strings (None: no bound); (0, 0) where there are none.
+
+    Raises:
+        TextError: A constraint cannot be enforced, alone or together with the others.
+    """
+    if not record.constraints:
+        return record.min_length, record.max_length
+    try:
+        return string_language(record).lengths() or (0, 0)
+    except RegularError as error:
+        raise _text_error(record, error) from error
 
 
 def string_terminal(record: Strings) -> Terminal:
@@ -131,7 +148,13 @@ def string_terminal(record: Strings) -> Terminal:
         TextError: A constraint cannot be enforced, alone or together with the others.
     """
     if record.constraints or record.excluded:
-        return Terminal(string_language(record), json_encoded=True, quoted=True)
+        terminal = Terminal(string_language(record), json_encoded=True, quoted=True)
+        try:
+            if not terminal.language.is_empty():
+                terminal.check()
+        except RegularError as error:
+            raise _text_error(record, error) from error
+        return terminal
     least, most = record.min_length, record.max_length
     counts = "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
     return Terminal(whole_regex(f"{_UNIT}{counts}"), quoted=True)

@@ -71,6 +71,25 @@ class SchemaWalk:
             raise CompileError(f"{path or 'the schema'}: {message}; give strict: false to run without it")
         self.not_enforced[Finding(path, keyword, message)] = None
 
+    def place(self, path: str, keywords: tuple[str, ...]) -> str:
+        """Returns where one of the keywords stands in the schema at a path or what applies to the same value.
+
+        The path itself, where none does.
+        """
+        waiting = [path]
+        for at in waiting:
+            schema = self.document.at(at, at)
+            found = schema.present(keywords)
+            if found:
+                return pointer(at, found[0])
+            for keyword in schema.present(("allOf", "anyOf", "oneOf")):
+                waiting.extend(pointer(at, keyword, index) for index in range(len(schema.get(keyword))))
+            waiting.extend(pointer(at, keyword) for keyword in schema.present(("if", "then", "else", "not")))
+            references = schema.present(("$ref", "$dynamicRef", "$recursiveRef"))
+            waiting.extend(self.document.resolve(schema, keyword).path for keyword in references)
+            waiting[:] = dict.fromkeys(waiting)
+        return path
+
     def states(self, conjunction: Conjunction) -> tuple[State, ...]:
         """Returns the alternatives of a conjunction, none of them surely empty; together they are what it allows.
 
