@@ -7,7 +7,6 @@ from typing import Final, TypeAlias
 
 import llguidance
 import torch
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from grammar_sync.engines.backend import MatcherError
 from grammar_sync.engines.preparation import prepare
@@ -211,25 +210,8 @@ class LLGuidanceBackend:
                 return str(llguidance.LLMatcher.grammar_from_lark(prepared.source))
             case "regex":
                 return str(llguidance.LLMatcher.grammar_from_regex(prepared.source))
-            case "ebnf":
-                return str(llguidance.LLMatcher.grammar_from_lark(_lark_of_ebnf(prepared.source)))
             case language:
                 raise CompileError(f"llguidance does not read {language}")
-
-
-def _lark_of_ebnf(source: str) -> str:
-    """Returns an EBNF in llguidance's own language.
-
-    Raises:
-        CompileError: It is no EBNF.
-    """
-    try:
-        return str(any_to_lark(source))
-    except Exception as error:
-        # The translator raises Exception itself, and a class of its own beside what strings and lists raise.
-        if type(error) is not Exception and not isinstance(error, GbnfToLarkError | ValueError | LookupError):
-            raise
-        raise CompileError(f"the EBNF cannot be turned into Lark: {' '.join(str(error).split())}") from error
 
 
 def first_line(message: str) -> str:

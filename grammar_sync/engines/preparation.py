@@ -1,8 +1,8 @@
 """From a request's grammar to what engines compile: everything that can be decided without an engine is decided here.
 
 JSON Schemas, and what can be said in the same way, become grammars of our own and are written for each engine; their
-reading of schemas is not used. Regular expressions are parsed and written again in a dialect that both engines read
-alike.
+reading of schemas is not used. Regular expressions and EBNF are parsed and written again in a dialect that both
+engines read alike.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import re
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
+import msgspec
+
+from grammar_sync.engines.ebnf_dialect import read_ebnf
+from grammar_sync.engines.ebnf_forms import llguidance_form, xgrammar_form
 from grammar_sync.engines.prepared import CompileError, Engine, Finding, Language, PreparedGrammar
 from grammar_sync.engines.structural_tags import prepare_tag
 from grammar_sync.regular.chars import RegularError
@@ -89,7 +93,16 @@ def _regex(source: str) -> str:
 
 
 def _ebnf(spec: GrammarSpec, engines: Sequence[Engine]) -> tuple[PreparedGrammar, ...]:
-    able = [engine for engine in engines if engine == "xgrammar" or spec.options.root_rule == "root"]
-    if not able:
-        raise CompileError(f"llguidance starts an EBNF at root, not at {spec.options.root_rule!r}")
-    return tuple(PreparedGrammar(engine, "ebnf", spec.source, spec.options) for engine in able)
+    start = spec.options.root_rule
+    rules = read_ebnf(spec.source, start)
+    # What is written starts at a rule of the same name in every case.
+    enforced = msgspec.structs.replace(spec.options, root_rule="root")
+    try:
+        return tuple(
+            PreparedGrammar(engine, "ebnf", xgrammar_form(rules, start), enforced)
+            if engine == "xgrammar"
+            else PreparedGrammar(engine, "lark", llguidance_form(rules, start), enforced)
+            for engine in engines
+        )
+    except RegularError as error:
+        raise CompileError(f"the ebnf cannot be written for an engine: {error}") from error
