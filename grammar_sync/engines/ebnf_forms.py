@@ -13,7 +13,7 @@ from grammar_sync.engines.ebnf_dialect import COUNT_SIGNS, Piece
 from grammar_sync.regular.chars import char_set
 from grammar_sync.regular.syntax import Chars
 from grammar_sync.regular.write import ebnf_expression
-from grammar_sync.schema.productions import Call, Literal
+from grammar_sync.schema.productions import Call, Literal, quoted
 
 _Rules: TypeAlias = Mapping[str, list[Piece]]
 
@@ -29,7 +29,7 @@ def xgrammar_form(rules: _Rules, start: str) -> str:
         if isinstance(piece, Call):
             return "root" if piece.rule == start else f"r_{piece.rule}"
         if isinstance(piece, Literal):
-            return _quoted(piece.text)
+            return quoted(piece.text, for_lark=False)
         return ebnf_expression(piece) if isinstance(piece, Chars) else piece
 
     return "\n".join(f"{written(Call(name))} ::={_joined(map(written, body))}" for name, body in rules.items())
@@ -49,11 +49,11 @@ def llguidance_form(rules: _Rules, start: str) -> str:
             return names[piece.rule]
         if isinstance(piece, Literal):
             parts = piece.text if spelled and len(piece.text) > 1 else (piece.text,)
-            text = " ".join(_quoted(part, wide=True) for part in parts)
+            text = " ".join(quoted(part, for_lark=True) for part in parts)
             return f"({text})" if len(parts) > 1 else text
         if isinstance(piece, Chars):
             first = piece.chars.ranges[0][0]
-            return _quoted(chr(first), wide=True) if piece.chars.size() == 1 else f"/{ebnf_expression(piece)}/"
+            return quoted(chr(first), for_lark=True) if piece.chars.size() == 1 else f"/{ebnf_expression(piece)}/"
         return piece
 
     return "\n".join(f"{names[name]}:{_joined(map(written, body))}" for name, body in rules.items())
@@ -79,17 +79,3 @@ def _must_be_spelled(pieces: Iterable[Piece]) -> bool:
 
 def _joined(written: Iterable[str]) -> str:
     return "".join(part if part[0] in COUNT_SIGNS else f" {part}" for part in written)
-
-
-def _quoted(text: str, *, wide: bool = False) -> str:
-    r"""Returns a text in quotes; ``wide``: characters beyond ``\uFFFF`` as they are, since Lark has no ``\U``."""
-    return '"' + "".join(_character(char, wide=wide) for char in text) + '"'
-
-
-def _character(char: str, *, wide: bool) -> str:
-    if char in '"\\':
-        return "\\" + char
-    code = ord(char)
-    if (char.isascii() and char.isprintable()) or (wide and code > 0xFFFF):
-        return char
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

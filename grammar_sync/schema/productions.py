@@ -222,7 +222,7 @@ def ebnf(rules: Rules, root: str) -> str:
 
 def _ebnf(body: Expression) -> str:
     if isinstance(body, Literal):
-        return _quoted(body.text)
+        return quoted(body.text, for_lark=False)
     if isinstance(body, Call):
         return body.rule
     if isinstance(body, Sequence):
@@ -267,7 +267,7 @@ def _lark_part(found: re.Match[str]) -> str:
 
 def _lark(body: Expression, terminals: Mapping[str, str]) -> str:
     if isinstance(body, Literal):
-        return _quoted(body.text)
+        return quoted(body.text, for_lark=True)
     if isinstance(body, Call):
         return terminals.get(body.rule, f"r_{body.rule}")
     if isinstance(body, Sequence):
@@ -288,16 +288,17 @@ def _counts(body: Repeated) -> str:
     return f"{{{body.least},{'' if body.most is None else body.most}}}"
 
 
-def _quoted(text: str) -> str:
-    return '"' + "".join(map(_character, text)) + '"'
+def quoted(text: str, *, for_lark: bool) -> str:
+    r"""Returns a text in quotes, as one of the engines reads it: Lark's texts have no ``\U``."""
+    return '"' + "".join(_character(char, for_lark=for_lark) for char in text) + '"'
 
 
-def _character(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    if character.isprintable():
-        return character
-    code = ord(character)
+def _character(char: str, *, for_lark: bool) -> str:
+    if char in '"\\':
+        return "\\" + char
+    code = ord(char)
+    if char.isprintable() or (for_lark and code > 0xFFFF):
+        return char
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 

@@ -82,6 +82,16 @@ def test_it_starts_at_the_rule_asked_for(engine: str) -> None:
     assert not takes(engine, source, "xb", "r_x")
 
 
+@pytest.mark.parametrize("engine", BACKENDS)
+def test_a_choice_of_characters_that_cannot_be_printed(engine: str) -> None:
+    spec = parse_grammar({"choice": ["\U000e0001", "\u2028"]})
+    assert spec is not None
+    for text in ("\U000e0001", "\u2028"):
+        matcher = compile_spec(BACKENDS[engine], spec)[1].new_matcher()
+        assert all(matcher.accept(token_id) for token_id in SPELLER.ids(text))
+        assert matcher.accept(END)
+
+
 REFUSED = {
     r'root ::= "\x00a"': "a NUL character in a literal at line 1, column 11",
     r"root ::= [\x00]": "the class holds no character but NUL at line 1, column 10",
