@@ -57,6 +57,7 @@ _MAX_SIZES: Mapping[str, int] = {
     "properties": MAX_PROPERTIES,
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), MAX_BRANCHES),
 }
+_WRAPPER_KEYS = frozenset({"name", "description", "schema", "strict"})
 _EXCERPT_LENGTH = 80
 _RULE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _REGEX_SPANS: Mapping[str, str] = {"[": "]"}
@@ -219,6 +220,8 @@ def _schema_source(value: object) -> str:
         raise GrammarError("json_schema", f"got {_excerpt(value)}, expected a JSON Schema: an object, true or false")
     if schema is False:
         raise GrammarError("json_schema", "the schema false allows no value at all")
+    if isinstance(schema, dict):
+        _check_no_wrapper(schema)
     references: set[str] = set()
     for path, depth, key, item in _walk("json_schema", "", 1, "", schema):
         if depth > MAX_NESTING:
@@ -234,6 +237,20 @@ def _schema_source(value: object) -> str:
     if len(references) > MAX_REFERENCES:
         raise GrammarError("json_schema", f"has {len(references)} $ref targets, at most {MAX_REFERENCES} are allowed")
     return _check_size("json_schema", _compact_json("json_schema", canonical_schema(schema)))
+
+
+def _check_no_wrapper(schema: dict[str, object]) -> None:
+    """Refuses the wrappers of OpenAI's ``response_format``: as a schema they would allow any value, or mean nothing."""
+    if (
+        schema.keys() <= _WRAPPER_KEYS
+        and isinstance(schema.get("schema"), dict)
+        and isinstance(schema.get("name"), str)
+    ):
+        raise GrammarError("json_schema", "this is the wrapper {name, schema, strict}; give what stands under schema")
+    if schema.get("type") == "json_schema" and isinstance(schema.get("json_schema"), dict):
+        raise GrammarError(
+            "json_schema", "this is the wrapper {type, json_schema}; give what stands under json_schema, then schema"
+        )
 
 
 def _tag_source(value: object) -> str:

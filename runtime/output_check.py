@@ -14,6 +14,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
+from grammar_sync.schema.old_bounds import reading_old_bounds
+
 _KEPT_SCHEMAS = 64
 _MAX_MESSAGE_LENGTH = 200
 
@@ -73,8 +75,9 @@ def _say(results: BinaryIO, result: CheckResult) -> None:
 @lru_cache(maxsize=_KEPT_SCHEMAS)
 def _validator(source: str) -> Validator:
     schema: Any = json.loads(source)
-    kind = validator_for(schema, default=Draft202012Validator)
-    return kind(schema, format_checker=kind.FORMAT_CHECKER)
+    kind = reading_old_bounds(validator_for(schema, default=Draft202012Validator))
+    validator: Validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
+    return validator
 
 
 def _one_line(error: object) -> str:

@@ -123,7 +123,7 @@ class _Builder:
             name, build = self._waiting.pop()
             self._rules[name] = build()
         rules = productive(self._rules, ROOT)
-        return SchemaGrammar(rules, tuple(self._walk.not_enforced), tuple(self._rewritten))
+        return SchemaGrammar(rules, tuple(self._walk.not_enforced), (*self._walk.rewritten, *self._rewritten))
 
     def _name_matches(self, pattern: str, name: str) -> bool:
         try:
@@ -383,6 +383,8 @@ class _Builder:
         if names not in self._names_known:
             language = names_language(names, allowed)
             terminal = Terminal(language, json_encoded=True, quoted=True)
+            if not language.is_empty():
+                terminal.check()
             self._names_known[names] = None if language.is_empty() else self._add_terminal(terminal)
         return self._names_known[names]
 

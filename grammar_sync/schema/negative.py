@@ -96,11 +96,11 @@ def _other_than(schema: Schema, keyword: str, value: Any) -> Update:
 
 
 def _lower(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [(only("number"), numbers(_below(value, not is_open))) for value, is_open in lower_bounds(context, schema)]
+    return [(only("number"), numbers(_below(value, not is_open))) for value, is_open in lower_bounds(schema)]
 
 
 def _upper(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [(only("number"), numbers(_above(value, not is_open))) for value, is_open in upper_bounds(context, schema)]
+    return [(only("number"), numbers(_above(value, not is_open))) for value, is_open in upper_bounds(schema)]
 
 
 def _above(value: Fraction, is_open: bool) -> Callable[[Numbers], Numbers]:

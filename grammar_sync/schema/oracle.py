@@ -12,6 +12,7 @@ import referencing.jsonschema
 
 from grammar_sync.engines.prepared import CompileError
 from grammar_sync.schema.document import Conjunction, Document, Draft, Schema
+from grammar_sync.schema.old_bounds import reading_old_bounds
 
 _ROOT: Final = "urn:lockstep:schema"
 _VALIDATORS: Final[dict[Draft, Any]] = {
@@ -42,7 +43,7 @@ class Oracle:
         specification = _SPECIFICATIONS[document.draft]
         resource = specification.create_resource(document.root.value)
         self._registry: Any = referencing.Registry().with_resource(_ROOT, resource)
-        self._class = _VALIDATORS[document.draft]
+        self._class = reading_old_bounds(_VALIDATORS[document.draft])
         self._formats = formats
         self._validators: dict[Schema, Any] = {}
         self._known: dict[tuple[Schema, str], bool] = {}

@@ -129,32 +129,32 @@ def _const(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: AR
     return (among([schema.get("const")]),)
 
 
-def lower_bounds(context: Context, schema: Schema) -> list[tuple[Fraction, bool]]:
+def lower_bounds(schema: Schema) -> list[tuple[Fraction, bool]]:
     """Returns the (bound, whether it is itself outside) that a schema sets from below."""
-    return _bounds(context, schema, "minimum", "exclusiveMinimum")
+    return _bounds(schema, "minimum", "exclusiveMinimum")
 
 
-def upper_bounds(context: Context, schema: Schema) -> list[tuple[Fraction, bool]]:
+def upper_bounds(schema: Schema) -> list[tuple[Fraction, bool]]:
     """Returns the (bound, whether it is itself outside) that a schema sets from above."""
-    return _bounds(context, schema, "maximum", "exclusiveMaximum")
+    return _bounds(schema, "maximum", "exclusiveMaximum")
 
 
-def _bounds(context: Context, schema: Schema, closed: str, exclusive: str) -> list[tuple[Fraction, bool]]:
+def _bounds(schema: Schema, closed: str, exclusive: str) -> list[tuple[Fraction, bool]]:
     found = []
-    old_form = context.document.draft == 4
+    old_form = isinstance(schema.get(exclusive), bool)
     if schema.get(closed) is not None:
         found.append((number(schema, closed), old_form and schema.get(exclusive) is True))
-    if schema.get(exclusive) is not None and not (old_form and isinstance(schema.get(exclusive), bool)):
+    if schema.get(exclusive) is not None and not old_form:
         found.append((number(schema, exclusive), True))
     return found
 
 
 def _lower(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return tuple(numbers(_above(value, is_open)) for value, is_open in lower_bounds(context, schema))
+    return tuple(numbers(_above(value, is_open)) for value, is_open in lower_bounds(schema))
 
 
 def _upper(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return tuple(numbers(_below(value, is_open)) for value, is_open in upper_bounds(context, schema))
+    return tuple(numbers(_below(value, is_open)) for value, is_open in upper_bounds(schema))
 
 
 def _above(value: Fraction, is_open: bool) -> Callable[[Numbers], Numbers]:

@@ -51,6 +51,7 @@ class SchemaWalk:
     ) -> None:
         self.document = document
         self.not_enforced: dict[Finding, None] = {}
+        self.rewritten: dict[Finding, None] = {}
         self._strict = strict
         self._oracle = oracle
         self._name_matches = name_matches
@@ -151,6 +152,7 @@ class SchemaWalk:
         """
         schema = check.schema
         self.spend(schema.path)
+        self._note_dialect(schema)
         if check.positive:
             return self._positive(check)
         try:
@@ -158,6 +160,16 @@ class SchemaWalk:
         except CannotNegateError as error:
             self.refuse(error.path, error.path.rpartition("/")[2], f"cannot be negated: {error.reason}")
             return ()
+
+    def _note_dialect(self, schema: Schema) -> None:
+        """Notes forms of draft 4 and of OpenAPI 3.0 that mean something else, or nothing, in the schema's draft."""
+        for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+            if self.document.draft != 4 and isinstance(schema.get(keyword), bool):
+                message = "true and false are draft 4's form, and read as that"
+                self.rewritten[Finding(pointer(schema.path, keyword), keyword, message)] = None
+        if schema.get("nullable") is True:
+            message = 'nullable is no keyword of JSON Schema and does nothing: write "type": [..., "null"]'
+            self.rewritten[Finding(pointer(schema.path, "nullable"), "nullable", message)] = None
 
     def _positive(self, check: Check) -> Goals:
         schema = check.schema

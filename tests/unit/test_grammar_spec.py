@@ -139,6 +139,8 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("json_schema", reference_chain(MAX_REFERENCES + 2), f"at most {MAX_REFERENCES}"),
     ("json_schema", {"properties": {str(i): {} for i in range(MAX_PROPERTIES + 1)}}, f"at most {MAX_PROPERTIES}"),
     ("json_schema", {"anyOf": [{}] * (MAX_BRANCHES + 1)}, f"/anyOf has .* at most {MAX_BRANCHES}"),
+    ("json_schema", {"name": "x", "strict": True, "schema": {"type": "object"}}, "what stands under schema"),
+    ("json_schema", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "under json_schema, then"),
     ("json_object", 1, "true or false"),
     ("json_object", "true", "true or false"),
     ("json_object", {}, "true or false"),

@@ -34,6 +34,11 @@ SLOW_TEXT = json.dumps("a" * 60 + "b")
         (r'{"pattern": "\\p{L}"}', '"a"', "unchecked", "bad escape"),
         ('{"minimum": 1}', "9" * 5000, "unchecked", "limit"),
         ("true", "[" * 50_000 + "]" * 50_000, "unchecked", "recursion"),
+        ('{"maximum": 100, "exclusiveMaximum": true}', "50", "valid", ""),
+        ('{"maximum": 100, "exclusiveMaximum": true}', "100", "violation", "the maximum of 100"),
+        ('{"minimum": 0, "exclusiveMinimum": true}', "1", "valid", ""),
+        ('{"minimum": 0, "exclusiveMinimum": true}', "0", "violation", "the minimum of 0"),
+        ('{"exclusiveMinimum": 0}', "0", "violation", "the minimum of 0"),
         ('{"type":"object"}', "[]", "violation", "is not of type 'object'"),
     ],
 )

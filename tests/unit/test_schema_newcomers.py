@@ -81,3 +81,21 @@ def test_a_bound_of_too_many_digits_is_dropped_without_strict() -> None:
     with pytest.raises(CompileError, match=r"^/maximum: "):
         json_taker({"type": "number", "maximum": 1e50})
     assert json_taker({"type": "number", "maximum": 1e50}, strict=False).takes("1")
+
+
+def test_bounds_as_openapi_writes_them() -> None:
+    schema = {"type": "integer", "minimum": 0, "exclusiveMinimum": True, "maximum": 9, "exclusiveMaximum": False}
+    grammar = json_taker(schema)
+    assert [number for number in range(12) if grammar.takes(str(number))] == list(range(1, 10))
+    assert _places(grammar.prepared.rewritten) == {
+        ("/exclusiveMinimum", "exclusiveMinimum"),
+        ("/exclusiveMaximum", "exclusiveMaximum"),
+    }
+    chosen = json_taker({"enum": [0, 1, 50, 100], "maximum": 100, "exclusiveMaximum": True})
+    assert [number for number in (0, 1, 50, 100) if chosen.takes(str(number))] == [0, 1, 50]
+
+
+def test_nullable_is_said_to_do_nothing() -> None:
+    grammar = json_taker({"type": "object", "properties": {"a": {"type": "string", "nullable": True}}})
+    assert not grammar.takes('{"a": null}')
+    assert ("/properties/a/nullable", "nullable") in _places(grammar.prepared.rewritten)
