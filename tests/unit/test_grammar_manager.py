@@ -146,11 +146,11 @@ def test_a_failure_is_one_sequence_s_own(manager: GrammarManager) -> None:
 
 
 def test_a_slow_compile_delays_nobody_else(backend: CountingBackend) -> None:
-    compiler = DelayedCompiler(ThreadedGrammarCompiler(backend), {"slow": 60, "root ::= (": 30})
+    compiler = DelayedCompiler(ThreadedGrammarCompiler(backend), {"slow": 60, "root ::= root": 30})
     manager = GrammarManager(VOCABULARY, local_compiler(backend, compiler))
     manager.submit(1, spec_of(regex="slow"))
     manager.submit(2, spec_of(regex="quick"))
-    manager.submit(3, spec_of(ebnf="root ::= ("))
+    manager.submit(3, spec_of(ebnf="root ::= root"))
     assert reported(manager, [2]).ready == (2,)
     start = time.monotonic()
     report = manager.local_report([1, 3])
