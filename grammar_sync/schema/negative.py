@@ -9,7 +9,6 @@ from typing import Any, Final, TypeAlias
 
 from grammar_sync.schema.document import Schema, pointer
 from grammar_sync.schema.goals import (
-    Check,
     Goals,
     Update,
     at_least_characters,
@@ -31,12 +30,11 @@ from grammar_sync.schema.goals import (
 from grammar_sync.schema.positive import (
     ITEM_KEYWORDS,
     PROPERTY_KEYWORDS,
-    Context,
+    above,
+    below,
     contains_of,
     dependents,
     divisor,
-    inner,
-    inner_checks,
     integral,
     item_set,
     lower_bounds,
@@ -45,11 +43,12 @@ from grammar_sync.schema.positive import (
     type_names,
     upper_bounds,
 )
-from grammar_sync.schema.state import JSON_TYPES, Contains, ItemSet, Numbers, PropertySet, TextConstraint
+from grammar_sync.schema.site import Site, inner, inner_checks
+from grammar_sync.schema.state import JSON_TYPES, Contains, ItemSet, PropertySet, TextConstraint
 from grammar_sync.schema.values import count, listing, names, text
 
 Alternatives: TypeAlias = list[Goals]
-Negative: TypeAlias = Callable[[Context, Schema, Check], Alternatives]
+Negative: TypeAlias = Callable[[Site], Alternatives]
 
 
 class CannotNegateError(ValueError):
@@ -61,8 +60,8 @@ class CannotNegateError(ValueError):
         self.reason = reason
 
 
-def _types(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    given = type_names(schema)
+def _types(at: Site) -> Alternatives:
+    given = type_names(at.schema)
     others = [name for name in JSON_TYPES if name not in given]
     if "integer" not in given or "number" in given:
         return [(only(*others),)]
@@ -70,12 +69,12 @@ def _types(context: Context, schema: Schema, check: Check) -> Alternatives:  # n
     return [(only(*rest),), (only("number"), Update(lambda state: integral(state, wanted=False)))]
 
 
-def _enum(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [tuple(_other_than(schema, "enum", value) for value in listing(schema, "enum"))]
+def _enum(at: Site) -> Alternatives:
+    return [tuple(_other_than(at.schema, "enum", value) for value in listing(at.schema, "enum"))]
 
 
-def _const(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [(_other_than(schema, "const", schema.get("const")),)]
+def _const(at: Site) -> Alternatives:
+    return [(_other_than(at.schema, "const", at.schema.get("const")),)]
 
 
 def _other_than(schema: Schema, keyword: str, value: Any) -> Update:
@@ -95,75 +94,69 @@ def _other_than(schema: Schema, keyword: str, value: Any) -> Update:
     raise CannotNegateError(pointer(schema.path, keyword), "an object or array cannot be excluded")
 
 
-def _lower(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [(only("number"), numbers(_below(value, not is_open))) for value, is_open in lower_bounds(schema)]
+def _lower(at: Site) -> Alternatives:
+    return [(only("number"), numbers(below(value, not is_open))) for value, is_open in lower_bounds(at.schema)]
 
 
-def _upper(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [(only("number"), numbers(_above(value, not is_open))) for value, is_open in upper_bounds(schema)]
+def _upper(at: Site) -> Alternatives:
+    return [(only("number"), numbers(above(value, not is_open))) for value, is_open in upper_bounds(at.schema)]
 
 
-def _above(value: Fraction, is_open: bool) -> Callable[[Numbers], Numbers]:
-    return lambda old: old.above(value, is_open=is_open)
-
-
-def _below(value: Fraction, is_open: bool) -> Callable[[Numbers], Numbers]:
-    return lambda old: old.below(value, is_open=is_open)
-
-
-def _multiple_of(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    value = divisor(schema)
+def _multiple_of(at: Site) -> Alternatives:
+    value = divisor(at.schema)
     return [(only("number"), numbers(lambda old: replace(old, not_multiples=(*old.not_multiples, value))))]
 
 
-def _min_length(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    least = count(schema, "minLength")
+def _min_length(at: Site) -> Alternatives:
+    least = count(at.schema, "minLength")
     return [(only("string"), at_most_characters(least - 1))] if least else []
 
 
-def _max_length(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [(only("string"), at_least_characters(count(schema, "maxLength") + 1))]
+def _max_length(at: Site) -> Alternatives:
+    return [(only("string"), at_least_characters(count(at.schema, "maxLength") + 1))]
 
 
-def _pattern(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [_not_matching(TextConstraint("pattern", text(schema, "pattern"), False, pointer(schema.path, "pattern")))]
+def _pattern(at: Site) -> Alternatives:
+    return [
+        _not_matching(TextConstraint("pattern", text(at.schema, "pattern"), False, pointer(at.schema.path, "pattern")))
+    ]
 
 
-def _format(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    name = text(schema, "format")
-    if not context.known_format(name):
+def _format(at: Site) -> Alternatives:
+    name = text(at.schema, "format")
+    if not at.context.known_format(name):
         return []
-    return [_not_matching(TextConstraint("format", name, False, pointer(schema.path, "format")))]
+    return [_not_matching(TextConstraint("format", name, False, pointer(at.schema.path, "format")))]
 
 
 def _not_matching(constraint: TextConstraint) -> Goals:
     return only("string"), strings(lambda old: replace(old, constraints=(*old.constraints, constraint)))
 
 
-def _min_items(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    least = count(schema, "minItems")
+def _min_items(at: Site) -> Alternatives:
+    least = count(at.schema, "minItems")
     return [(only("array"), at_most_items(least - 1))] if least else []
 
 
-def _max_items(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [(only("array"), at_least_items(count(schema, "maxItems") + 1))]
+def _max_items(at: Site) -> Alternatives:
+    return [(only("array"), at_least_items(count(at.schema, "maxItems") + 1))]
 
 
-def _unique_items(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    if schema.get("uniqueItems") is not True:
+def _unique_items(at: Site) -> Alternatives:
+    if at.schema.get("uniqueItems") is not True:
         return []
-    raise CannotNegateError(pointer(schema.path, "uniqueItems"), "a repeated item cannot be demanded")
+    raise CannotNegateError(pointer(at.schema.path, "uniqueItems"), "a repeated item cannot be demanded")
 
 
-def _items(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    items = item_set(context, schema)
+def _items(at: Site) -> Alternatives:
+    items = item_set(at.context, at.schema)
     found: Alternatives = []
     for index, one in enumerate(items.prefix):
         failing = tuple((member, not positive) for member, positive in one)
         prefix = (*((),) * index, failing)
         found.append((only("array"), at_least_items(index + 1), with_items(ItemSet(prefix))))
     if items.rest is not None:
-        place = pointer(schema.path, "items")
+        place = pointer(at.schema.path, "items")
         if items.prefix:
             raise CannotNegateError(place, "items after a prefix that fail their schema cannot be demanded")
         failing = tuple((member, not positive) for member, positive in items.rest)
@@ -171,8 +164,8 @@ def _items(context: Context, schema: Schema, check: Check) -> Alternatives:  # n
     return found
 
 
-def _contains(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    contains = contains_of(context, schema)
+def _contains(at: Site) -> Alternatives:
+    contains = contains_of(at.context, at.schema)
     found: Alternatives = []
     if contains.least:
         found.append((only("array"), with_contains(replace(contains, least=0, most=contains.least - 1))))
@@ -181,8 +174,8 @@ def _contains(context: Context, schema: Schema, check: Check) -> Alternatives:  
     return found
 
 
-def _properties(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    properties = property_set(context, schema)
+def _properties(at: Site) -> Alternatives:
+    properties = property_set(at.context, at.schema)
     found: Alternatives = []
     for name, one in properties.properties.items():
         failing = tuple((member, not positive) for member, positive in one)
@@ -193,77 +186,79 @@ def _properties(context: Context, schema: Schema, check: Check) -> Alternatives:
     return found
 
 
-def _required(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    if context.document.draft == 4 and isinstance(schema.get("required"), bool):
+def _required(at: Site) -> Alternatives:
+    if at.context.document.draft == 4 and isinstance(at.schema.get("required"), bool):
         return []
-    return [(only("object"), forbidding(name)) for name in names(schema, "required")]
+    return [(only("object"), forbidding(name)) for name in names(at.schema, "required")]
 
 
-def _min_properties(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    least = count(schema, "minProperties")
-    place = pointer(schema.path, "minProperties")
+def _min_properties(at: Site) -> Alternatives:
+    least = count(at.schema, "minProperties")
+    place = pointer(at.schema.path, "minProperties")
     return [(only("object"), at_most_properties(least - 1, place))] if least else []
 
 
-def _max_properties(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    most = count(schema, "maxProperties")
-    return [(only("object"), at_least_properties(most + 1, pointer(schema.path, "maxProperties")))]
+def _max_properties(at: Site) -> Alternatives:
+    most = count(at.schema, "maxProperties")
+    return [(only("object"), at_least_properties(most + 1, pointer(at.schema.path, "maxProperties")))]
 
 
-def _property_names(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    raise CannotNegateError(pointer(schema.path, "propertyNames"), "a name that fails this cannot be demanded")
+def _property_names(at: Site) -> Alternatives:
+    raise CannotNegateError(pointer(at.schema.path, "propertyNames"), "a name that fails this cannot be demanded")
 
 
-def _dependents(context: Context, schema: Schema, check: Check) -> Alternatives:
+def _dependents(at: Site) -> Alternatives:
     found: Alternatives = []
-    for _, name, needed in dependents(context, schema):
+    for _, name, needed in dependents(at.context, at.schema):
         if isinstance(needed, Schema):
-            found.append((only("object"), requiring([name]), inner(check, needed, positive=False)))
+            found.append((only("object"), requiring([name]), inner(at.check, needed, positive=False)))
         else:
             found.extend((only("object"), requiring([name]), forbidding(missing)) for missing in needed)
     return found
 
 
-def _references(context: Context, schema: Schema, check: Check) -> Alternatives:
-    return [(inner(check, target, positive=False),) for target in referred(context, schema)]
+def _references(at: Site) -> Alternatives:
+    return [(inner(at.check, target, positive=False),) for target in referred(at.context, at.schema)]
 
 
-def _all_of(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [(one,) for one in inner_checks(context, check, "allOf", positive=False)]
+def _all_of(at: Site) -> Alternatives:
+    return [(one,) for one in inner_checks(at.context, at.check, "allOf", positive=False)]
 
 
-def _any_of(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    return [inner_checks(context, check, "anyOf", positive=False)]
+def _any_of(at: Site) -> Alternatives:
+    return [inner_checks(at.context, at.check, "anyOf", positive=False)]
 
 
-def _one_of(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    without = inner_checks(context, check, "oneOf", positive=False)
+def _one_of(at: Site) -> Alternatives:
+    without = inner_checks(at.context, at.check, "oneOf", positive=False)
     found: Alternatives = [without]
-    bare = replace(check, scopes=frozenset())
-    checks = inner_checks(context, bare, "oneOf")
+    bare = replace(at.check, scopes=frozenset())
+    checks = inner_checks(at.context, bare, "oneOf")
     for index, one in enumerate(checks):
-        found.extend((one, other) for other in checks[index + 1 :] if not context.is_disjoint(one.schema, other.schema))
+        found.extend(
+            (one, other) for other in checks[index + 1 :] if not at.context.is_disjoint(one.schema, other.schema)
+        )
     return found
 
 
-def _not(context: Context, schema: Schema, check: Check) -> Alternatives:
-    return [(inner(replace(check, scopes=frozenset()), context.document.child(schema, "not")),)]
+def _not(at: Site) -> Alternatives:
+    return [(inner(replace(at.check, scopes=frozenset()), at.context.document.child(at.schema, "not")),)]
 
 
-def _if(context: Context, schema: Schema, check: Check) -> Alternatives:
-    child = context.document.child
-    bare = replace(check, scopes=frozenset())
+def _if(at: Site) -> Alternatives:
+    child = at.context.document.child
+    bare = replace(at.check, scopes=frozenset())
     found: Alternatives = []
-    if schema.get("then") is not None:
-        found.append((inner(bare, child(schema, "if")), inner(check, child(schema, "then"), positive=False)))
-    if schema.get("else") is not None:
-        condition = inner(check, child(schema, "if"), positive=False)
-        found.append((condition, inner(check, child(schema, "else"), positive=False)))
+    if at.schema.get("then") is not None:
+        found.append((inner(bare, child(at.schema, "if")), inner(at.check, child(at.schema, "then"), positive=False)))
+    if at.schema.get("else") is not None:
+        condition = inner(at.check, child(at.schema, "if"), positive=False)
+        found.append((condition, inner(at.check, child(at.schema, "else"), positive=False)))
     return found
 
 
-def _unevaluated(context: Context, schema: Schema, check: Check) -> Alternatives:  # noqa: ARG001
-    raise CannotNegateError(schema.path, "what is left unevaluated cannot be demanded to fail")
+def _unevaluated(at: Site) -> Alternatives:
+    raise CannotNegateError(at.schema.path, "what is left unevaluated cannot be demanded to fail")
 
 
 NEGATIVE: Final[Mapping[tuple[str, ...], Negative]] = {

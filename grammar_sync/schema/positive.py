@@ -7,9 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-from grammar_sync.schema.document import Conjunction, Document, Schema, pointer
+from grammar_sync.schema.document import Conjunction, Schema, pointer
 from grammar_sync.schema.goals import (
-    Check,
     Choice,
     Goal,
     Goals,
@@ -34,6 +33,7 @@ from grammar_sync.schema.goals import (
     with_names,
     with_properties,
 )
+from grammar_sync.schema.site import Context, Site, inner, inner_checks
 from grammar_sync.schema.state import (
     JSON_TYPES,
     Contains,
@@ -50,45 +50,11 @@ ITEM_KEYWORDS: Final = ("prefixItems", "items", "additionalItems")
 PROPERTY_KEYWORDS: Final = ("properties", "patternProperties", "additionalProperties")
 
 
-class Context:
-    """What the functions of this module and the next need beside the schema.
-
-    Args:
-        document: Where references are looked up.
-        is_disjoint: Whether no value is surely valid under both of two schemas.
-        known_format: Whether a format's name means something.
-    """
-
-    def __init__(
-        self,
-        document: Document,
-        is_disjoint: Callable[[Schema, Schema], bool],
-        known_format: Callable[[str], bool],
-    ) -> None:
-        self.document = document
-        self.is_disjoint = is_disjoint
-        self.known_format = known_format
+Positive: TypeAlias = Callable[[Site], Goals]
 
 
-Positive: TypeAlias = Callable[[Context, Schema, Check], Goals]
-
-
-def inner(check: Check, schema: Schema, *, positive: bool = True) -> Check:
-    """Returns the check of a schema that applies to the same value."""
-    return Check(schema, positive, check.via | {check.schema}, check.scopes if positive else frozenset())
-
-
-def inner_checks(context: Context, check: Check, keyword: str, *, positive: bool = True) -> tuple[Check, ...]:
-    """Returns the checks of all schemas in a keyword's list."""
-    schema = check.schema
-    count_ = len(listing(schema, keyword))
-    return tuple(
-        inner(check, context.document.child(schema, keyword, index), positive=positive) for index in range(count_)
-    )
-
-
-def _types(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (Update(lambda state: _typed(state, type_names(schema))),)
+def _types(at: Site) -> Goals:
+    return (Update(lambda state: _typed(state, type_names(at.schema))),)
 
 
 def type_names(schema: Schema) -> frozenset[str]:
@@ -121,12 +87,12 @@ def integral(state: State, *, wanted: bool) -> State:
     return replace(state, number=None if old.integral is (not wanted) else replace(old, integral=wanted))
 
 
-def _enum(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (among(listing(schema, "enum")),)
+def _enum(at: Site) -> Goals:
+    return (among(listing(at.schema, "enum")),)
 
 
-def _const(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (among([schema.get("const")]),)
+def _const(at: Site) -> Goals:
+    return (among([at.schema.get("const")]),)
 
 
 def lower_bounds(schema: Schema) -> list[tuple[Fraction, bool]]:
@@ -149,19 +115,21 @@ def _bounds(schema: Schema, closed: str, exclusive: str) -> list[tuple[Fraction,
     return found
 
 
-def _lower(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return tuple(numbers(_above(value, is_open)) for value, is_open in lower_bounds(schema))
+def _lower(at: Site) -> Goals:
+    return tuple(numbers(above(value, is_open)) for value, is_open in lower_bounds(at.schema))
 
 
-def _upper(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return tuple(numbers(_below(value, is_open)) for value, is_open in upper_bounds(schema))
+def _upper(at: Site) -> Goals:
+    return tuple(numbers(below(value, is_open)) for value, is_open in upper_bounds(at.schema))
 
 
-def _above(value: Fraction, is_open: bool) -> Callable[[Numbers], Numbers]:
+def above(value: Fraction, is_open: bool) -> Callable[[Numbers], Numbers]:
+    """Returns the update that bounds numbers from below."""
     return lambda old: old.above(value, is_open=is_open)
 
 
-def _below(value: Fraction, is_open: bool) -> Callable[[Numbers], Numbers]:
+def below(value: Fraction, is_open: bool) -> Callable[[Numbers], Numbers]:
+    """Returns the update that bounds numbers from above."""
     return lambda old: old.below(value, is_open=is_open)
 
 
@@ -177,44 +145,46 @@ def divisor(schema: Schema) -> Fraction:
     return value
 
 
-def _multiple_of(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    value = divisor(schema)
+def _multiple_of(at: Site) -> Goals:
+    value = divisor(at.schema)
     return (numbers(lambda old: replace(old, multiples=(*old.multiples, value))),)
 
 
-def _min_length(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (at_least_characters(count(schema, "minLength")),)
+def _min_length(at: Site) -> Goals:
+    return (at_least_characters(count(at.schema, "minLength")),)
 
 
-def _max_length(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (at_most_characters(count(schema, "maxLength")),)
+def _max_length(at: Site) -> Goals:
+    return (at_most_characters(count(at.schema, "maxLength")),)
 
 
-def _pattern(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    constraint = TextConstraint("pattern", text(schema, "pattern"), positive=True, path=pointer(schema.path, "pattern"))
+def _pattern(at: Site) -> Goals:
+    constraint = TextConstraint(
+        "pattern", text(at.schema, "pattern"), positive=True, path=pointer(at.schema.path, "pattern")
+    )
     return (strings(lambda old: replace(old, constraints=(*old.constraints, constraint))),)
 
 
-def _format(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    name = text(schema, "format")
-    if not context.known_format(name):
+def _format(at: Site) -> Goals:
+    name = text(at.schema, "format")
+    if not at.context.known_format(name):
         return ()
-    constraint = TextConstraint("format", name, positive=True, path=pointer(schema.path, "format"))
+    constraint = TextConstraint("format", name, positive=True, path=pointer(at.schema.path, "format"))
     return (strings(lambda old: replace(old, constraints=(*old.constraints, constraint))),)
 
 
-def _min_items(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (at_least_items(count(schema, "minItems")),)
+def _min_items(at: Site) -> Goals:
+    return (at_least_items(count(at.schema, "minItems")),)
 
 
-def _max_items(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (at_most_items(count(schema, "maxItems")),)
+def _max_items(at: Site) -> Goals:
+    return (at_most_items(count(at.schema, "maxItems")),)
 
 
-def _unique_items(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    if not boolean(schema, "uniqueItems"):
+def _unique_items(at: Site) -> Goals:
+    if not boolean(at.schema, "uniqueItems"):
         return ()
-    return (arrays(lambda old: replace(old, unique_path=pointer(schema.path, "uniqueItems"))),)
+    return (arrays(lambda old: replace(old, unique_path=pointer(at.schema.path, "uniqueItems"))),)
 
 
 def item_set(context: Context, schema: Schema, scopes: Scopes = frozenset()) -> ItemSet:
@@ -233,8 +203,8 @@ def item_set(context: Context, schema: Schema, scopes: Scopes = frozenset()) -> 
     return ItemSet(prefix, rest, scopes)
 
 
-def _items(context: Context, schema: Schema, check: Check) -> Goals:
-    return (with_items(item_set(context, schema, check.scopes)),)
+def _items(at: Site) -> Goals:
+    return (with_items(item_set(at.context, at.schema, at.check.scopes)),)
 
 
 def contains_of(context: Context, schema: Schema) -> Contains:
@@ -246,8 +216,8 @@ def contains_of(context: Context, schema: Schema) -> Contains:
     return Contains(((items, True),), (((items, False),),), least, most, pointer(schema.path, "contains"))
 
 
-def _contains(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (with_contains(contains_of(context, schema)),)
+def _contains(at: Site) -> Goals:
+    return (with_contains(contains_of(at.context, at.schema)),)
 
 
 def property_set(context: Context, schema: Schema, scopes: Scopes = frozenset()) -> PropertySet:
@@ -269,26 +239,26 @@ def property_set(context: Context, schema: Schema, scopes: Scopes = frozenset())
     return PropertySet(properties, tuple(patterns), additional, scopes, schema.path)
 
 
-def _properties(context: Context, schema: Schema, check: Check) -> Goals:
-    return (with_properties(property_set(context, schema, check.scopes)),)
+def _properties(at: Site) -> Goals:
+    return (with_properties(property_set(at.context, at.schema, at.check.scopes)),)
 
 
-def _required(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    if context.document.draft == 4 and isinstance(schema.get("required"), bool):
+def _required(at: Site) -> Goals:
+    if at.context.document.draft == 4 and isinstance(at.schema.get("required"), bool):
         return ()
-    return (requiring(names(schema, "required")),)
+    return (requiring(names(at.schema, "required")),)
 
 
-def _min_properties(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (at_least_properties(count(schema, "minProperties"), pointer(schema.path, "minProperties")),)
+def _min_properties(at: Site) -> Goals:
+    return (at_least_properties(count(at.schema, "minProperties"), pointer(at.schema.path, "minProperties")),)
 
 
-def _max_properties(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (at_most_properties(count(schema, "maxProperties"), pointer(schema.path, "maxProperties")),)
+def _max_properties(at: Site) -> Goals:
+    return (at_most_properties(count(at.schema, "maxProperties"), pointer(at.schema.path, "maxProperties")),)
 
 
-def _property_names(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return (with_names(((context.document.child(schema, "propertyNames"), True),)),)
+def _property_names(at: Site) -> Goals:
+    return (with_names(((at.context.document.child(at.schema, "propertyNames"), True),)),)
 
 
 def dependents(context: Context, schema: Schema) -> list[tuple[str, str, tuple[str, ...] | Schema]]:
@@ -304,57 +274,57 @@ def dependents(context: Context, schema: Schema) -> list[tuple[str, str, tuple[s
     return found
 
 
-def _dependents(context: Context, schema: Schema, check: Check) -> Goals:
+def _dependents(at: Site) -> Goals:
     goals = []
-    for keyword, name, needed in dependents(context, schema):
+    for keyword, name, needed in dependents(at.context, at.schema):
         if isinstance(needed, Schema):
-            with_name: Goals = (only("object"), requiring([name]), inner(check, needed))
+            with_name: Goals = (only("object"), requiring([name]), inner(at.check, needed))
         else:
-            # What is needed comes first, where no schema declares an order.
+            # What is needed comes first, where no at.schema declares an order.
             with_name = (only("object"), requiring((*needed, name)))
         alternatives = ((other_than("object"),), (only("object"), forbidding(name)), with_name)
-        goals.append(Choice(alternatives, pointer(schema.path, keyword, name)))
+        goals.append(Choice(alternatives, pointer(at.schema.path, keyword, name)))
     return tuple(goals)
 
 
-def _all_of(context: Context, schema: Schema, check: Check) -> Goals:  # noqa: ARG001
-    return inner_checks(context, check, "allOf")
+def _all_of(at: Site) -> Goals:
+    return inner_checks(at.context, at.check, "allOf")
 
 
-def _any_of(context: Context, schema: Schema, check: Check) -> Goals:
-    checks = inner_checks(context, check, "anyOf")
-    return (Choice(tuple((one,) for one in checks), pointer(schema.path, "anyOf")),)
+def _any_of(at: Site) -> Goals:
+    checks = inner_checks(at.context, at.check, "anyOf")
+    return (Choice(tuple((one,) for one in checks), pointer(at.schema.path, "anyOf")),)
 
 
-def _one_of(context: Context, schema: Schema, check: Check) -> Goals:
-    checks = inner_checks(context, check, "oneOf")
+def _one_of(at: Site) -> Goals:
+    checks = inner_checks(at.context, at.check, "oneOf")
     alternatives: list[Goals] = []
     for index, one in enumerate(checks):
         others: list[Goal] = [
-            inner(check, other.schema, positive=False)
+            inner(at.check, other.schema, positive=False)
             for place, other in enumerate(checks)
-            if place != index and not context.is_disjoint(one.schema, other.schema)
+            if place != index and not at.context.is_disjoint(one.schema, other.schema)
         ]
         alternatives.append((one, *others))
-    return (Choice(tuple(alternatives), pointer(schema.path, "oneOf")),)
+    return (Choice(tuple(alternatives), pointer(at.schema.path, "oneOf")),)
 
 
-def _not(context: Context, schema: Schema, check: Check) -> Goals:
-    return (inner(check, context.document.child(schema, "not"), positive=False),)
+def _not(at: Site) -> Goals:
+    return (inner(at.check, at.context.document.child(at.schema, "not"), positive=False),)
 
 
-def _if(context: Context, schema: Schema, check: Check) -> Goals:
-    if schema.get("then") is None and schema.get("else") is None:
+def _if(at: Site) -> Goals:
+    if at.schema.get("then") is None and at.schema.get("else") is None:
         return ()
-    child = context.document.child
-    condition = child(schema, "if")
-    taken: list[Goal] = [inner(check, condition)]
-    left: list[Goal] = [inner(check, condition, positive=False)]
-    if schema.get("then") is not None:
-        taken.append(inner(check, child(schema, "then")))
-    if schema.get("else") is not None:
-        left.append(inner(check, child(schema, "else")))
-    return (Choice((tuple(taken), tuple(left)), pointer(schema.path, "if")),)
+    child = at.context.document.child
+    condition = child(at.schema, "if")
+    taken: list[Goal] = [inner(at.check, condition)]
+    left: list[Goal] = [inner(at.check, condition, positive=False)]
+    if at.schema.get("then") is not None:
+        taken.append(inner(at.check, child(at.schema, "then")))
+    if at.schema.get("else") is not None:
+        left.append(inner(at.check, child(at.schema, "else")))
+    return (Choice((tuple(taken), tuple(left)), pointer(at.schema.path, "if")),)
 
 
 def referred(context: Context, schema: Schema) -> list[Schema]:
@@ -363,8 +333,8 @@ def referred(context: Context, schema: Schema) -> list[Schema]:
     return [context.document.resolve(schema, keyword) for keyword in keywords if schema.get(keyword) is not None]
 
 
-def _references(context: Context, schema: Schema, check: Check) -> Goals:
-    return tuple(inner(check, target) for target in referred(context, schema))
+def _references(at: Site) -> Goals:
+    return tuple(inner(at.check, target) for target in referred(at.context, at.schema))
 
 
 POSITIVE: Final[Mapping[tuple[str, ...], Positive]] = {

@@ -16,7 +16,8 @@ from grammar_sync.schema.document import Conjunction, Document, Schema, conjoin,
 from grammar_sync.schema.goals import Check, Choice, Goal, Goals, Scopes, Update, with_items, with_properties
 from grammar_sync.schema.negative import NEGATIVE, CannotNegateError
 from grammar_sync.schema.oracle import Oracle
-from grammar_sync.schema.positive import POSITIVE, Context
+from grammar_sync.schema.positive import POSITIVE
+from grammar_sync.schema.site import Context, Site
 from grammar_sync.schema.state import ItemSet, Objects, PropertySet, State
 
 MAX_ALTERNATIVES = 512
@@ -179,9 +180,10 @@ class SchemaWalk:
         if scopes:
             # So that what is unevaluated is known where nothing is evaluated.
             goals = [with_properties(PropertySet(scopes=check.scopes)), with_items(ItemSet(scopes=check.scopes))]
+        site = Site(self._context, check)
         for keywords, function in POSITIVE.items():
             if self._present(schema, keywords):
-                goals.extend(function(self._context, schema, check))
+                goals.extend(function(site))
         name = schema.get("format")
         if isinstance(name, str) and self._present(schema, ("format",)) and not self._known_format(name):
             message = f"the format {name!r} is not known: any text passes"
@@ -190,10 +192,11 @@ class SchemaWalk:
 
     def _negative(self, check: Check) -> Goals:
         schema = check.schema
+        site = Site(self._context, check)
         alternatives: list[Goals] = []
         for keywords, function in NEGATIVE.items():
             if self._present(schema, keywords):
-                alternatives.extend(function(self._context, schema, check))
+                alternatives.extend(function(site))
         return (Choice(tuple(alternatives), schema.path, self._needed(schema)),)
 
     def _needed(self, schema: Schema) -> tuple[str, ...]:
