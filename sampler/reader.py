@@ -119,12 +119,7 @@ class SliceReader:
             if table is not None:
                 table.masked_fill_(bad.unsqueeze(1), neutral)
         largest = first_largest(logits, block_maxima) if flags.any_greedy else torch.zeros_like(batch.seeds)
-        values, ids = None, None
-        if flags.any_truncated:
-            truncated = batch.truncated.nonzero().squeeze(1)
-            values, ids = largest_values(logits, groups[truncated], truncated, self._candidates)
-            values = torch.where(bad[truncated].unsqueeze(1), _NONE, values)
-            ids += shape.start
+        values, ids = self._truncated_candidates(logits, groups, batch, bad) if flags.any_truncated else (None, None)
         found = lanes if not flags.any_truncated else groups if flags.logprob_rows else None
         facts = SliceFacts(
             block_maxima.amax(dim=1),
@@ -138,6 +133,24 @@ class SliceReader:
             None if found is None else BlockParts(found.view(rows, shape.blocks, -1), lanes is not None),
         )
         return groups, facts
+
+    def _truncated_candidates(
+        self, logits: torch.Tensor, groups: torch.Tensor, batch: SamplingBatchInfo, bad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the largest values of the truncated rows, R of B, and their ids over the whole vocabulary.
+
+        Args:
+            logits: [B, Vs] float32, adjusted.
+            groups: [B, Vs/32] float32, the maxima of runs of 32 ids.
+            batch: The rows' parameters.
+            bad: [B] bool, rows with a value that is not finite: they have no candidates.
+
+        Returns:
+            float32 [R, C] and int64 [R, C].
+        """
+        truncated = batch.truncated.nonzero().squeeze(1)
+        values, ids = largest_values(logits, groups[truncated], truncated, self._candidates)
+        return torch.where(bad[truncated].unsqueeze(1), _NONE, values), ids + self._shape.start
 
     def _read_greedy(self, logits: torch.Tensor, mask_words: torch.Tensor | None) -> SliceFacts:
         """Returns what there is to know when only the largest allowed values count; the mask is not applied.
