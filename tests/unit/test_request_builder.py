@@ -262,7 +262,7 @@ def test_a_prompt_beyond_the_kv_cache_names_the_field_that_was_sent(fields: dict
     ],
 )
 def test_long_values_give_short_messages(fields: dict[str, Any]) -> None:
-    error_of(fields)
+    assert 0 < len(error_of(fields).info.message) < 400
 
 
 @pytest.mark.parametrize("digits", [100, 5000])
