@@ -17,6 +17,7 @@ from launch.cli import UsageError
 from launch.environment import RankEnvironment
 from launch.options import SampleCommand
 from launch.rank_start import bring_up
+from runtime.shown_value import shown
 from sampler.batch import SamplingBatchInfo
 from sampler.params import RowSampling, SamplingParams, SamplingParamsError
 from sampler.sampler import Sampler
@@ -30,6 +31,11 @@ _NAMES = {
     "min_new_tokens": "min_tokens",
 }
 _OWN = ("prompt", "output", "stop_ids", "allowed", "choice")
+_NOT_REPLAYED = {
+    "bad_words": "give banned_token_ids",
+    "logit_processors": "give the logits that they returned",
+}
+_LARGEST_LOGIT = torch.finfo(torch.float32).max
 _DRAWN_AT_ONCE = 1 << 20
 _UNLIMITED_TOKENS = 1 << 31
 
@@ -179,10 +185,10 @@ def parse_step(fields: Any, line_id: Any) -> SampleStep:
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("logits"), list) or not fields["logits"]:
         raise SampleLineError("logits is missing: a list of numbers is needed, or of 'nan', 'inf', '-inf'")
-    try:
-        logits = [float(value) for value in fields["logits"]]
-    except (TypeError, ValueError) as error:
-        raise SampleLineError(f"logits: {error}") from error
+    logits = [_logit(index, value) for index, value in enumerate(fields["logits"])]
+    for name in fields:
+        if name in _NAMES or name in _OWN or name in SamplingParams.__struct_fields__:
+            raise SampleLineError(f"{name} stands beside params: it is needed inside")
     given = fields.get("params", {})
     if not isinstance(given, dict):
         raise SampleLineError(f"params is a {type(given).__name__}: an object is needed")
@@ -192,6 +198,9 @@ def parse_step(fields: Any, line_id: Any) -> SampleStep:
         params = SamplingParams.parse(given, vocab_size=len(logits), max_model_len=_UNLIMITED_TOKENS)
     except SamplingParamsError as error:
         raise SampleLineError(str(error)) from error
+    for name, instead in _NOT_REPLAYED.items():
+        if getattr(params, name):
+            raise SampleLineError(f"{name} cannot be replayed from logits alone: {instead}")
     ids = {name: _ids(name, own.get(name), len(logits)) for name in ("prompt", "output", "stop_ids", "allowed")}
     choice = own.get("choice", 0)
     if type(choice) is not int or choice < 0:
@@ -205,6 +214,15 @@ def parse_step(fields: Any, line_id: Any) -> SampleStep:
         output_ids=ids["output"] or (),
     )
     return SampleStep(line_id, logits, row, ids["allowed"])
+
+
+def _logit(index: int, value: Any) -> float:
+    if type(value) not in (int, float) and value not in ("nan", "inf", "-inf"):
+        raise SampleLineError(f"logits[{index}] is {shown(value)}: a number, 'nan', 'inf' or '-inf' is needed")
+    if type(value) is not str and _LARGEST_LOGIT < abs(value) < math.inf:
+        allowed = f"a number in ±{_LARGEST_LOGIT:.7g} (float32), or 'inf',"
+        raise SampleLineError(f"logits[{index}] is {shown(value)}: {allowed} is needed")
+    return float(value)
 
 
 def _ids(name: str, value: Any, vocab_size: int) -> list[int] | None:
