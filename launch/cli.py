@@ -255,7 +255,7 @@ def sample(
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks that hold slices of the vocabulary.")] = 1,
     draws: Annotated[int, typer.Option(min=0, help="Tokens to draw for counts.")] = 0,
     nan_policy: Annotated[
-        Literal["error", "sanitize"], typer.Option(help="What a NaN or +inf does: end its row; or count as absent and as 1e30.")
+        Literal["error", "sanitize"], typer.Option(help="NaN and +inf end their row, or count as absent and 1e30.")
     ] = "error",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
 ) -> Command:
