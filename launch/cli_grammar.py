@@ -12,10 +12,12 @@ from typer import BadParameter
 
 from grammar_sync.spec import GrammarError, parse_grammar
 from launch import cli_types as types
+from launch.cli_groups import GrammarGroup, GrammarOptionGroup, given_fields, spread
 from launch.default_model import default_model
 from launch.options import CheckGrammarCommand, Command, FailOn, OutputFormat
 
 
+@spread
 def check_grammar(
     *,
     input_file: Annotated[
@@ -42,35 +44,13 @@ def check_grammar(
         str,
         typer.Option(help=f"Comma-separated: {', '.join(get_args(FailOn))}; or none. What makes the exit code 6."),
     ] = "refused,text",
-    json_schema: types.JsonSchema = None,
-    json_object: types.JsonObject = False,
-    regex: types.Regex = None,
-    ebnf: types.Ebnf = None,
-    choice: types.Choice = None,
-    structural_tag: types.StructuralTag = None,
-    any_whitespace: types.AnyWhitespace = None,
-    max_whitespace: types.MaxWhitespace = None,
-    max_string_length: types.MaxStringLength = None,
-    max_items: types.MaxItems = None,
-    ebnf_root: types.EbnfRoot = None,
+    grammar: GrammarGroup,
+    details: GrammarOptionGroup,
 ) -> Command:
     """Compiles grammars for a model's vocabulary, says what is enforced, and checks texts against them."""
-    grammar = grammar_fields(
-        json_schema=json_schema,
-        json_object=json_object,
-        regex=regex,
-        ebnf=ebnf,
-        choice=choice,
-        structural_tag=structural_tag,
-    )
-    options = grammar_options(
-        any_whitespace=any_whitespace,
-        max_whitespace=max_whitespace,
-        max_string_length=max_string_length,
-        max_items=max_items,
-        ebnf_root=ebnf_root,
-    )
-    if len(grammar) > 1 or (bool(grammar) == (input_file is not None)):
+    given = grammar_fields(grammar)
+    options = grammar_options(details)
+    if len(given) > 1 or (bool(given) == (input_file is not None)):
         raise BadParameter("give one grammar, or --input FILE (- for stdin)", param_hint="the grammar")
     if text and input_file is not None:
         raise BadParameter("texts for grammars of --input stand in its lines", param_hint="--text")
@@ -81,7 +61,7 @@ def check_grammar(
         input_file=input_file,
         output_file=output,
         output_format=output_format,
-        grammar=grammar,
+        grammar=given,
         options=options,
         texts=tuple(text or ()),
         strict=strict,
@@ -91,56 +71,35 @@ def check_grammar(
     )
 
 
-def grammar_fields(
-    *,
-    json_schema: str | None,
-    json_object: bool,
-    regex: str | None,
-    ebnf: Path | None,
-    choice: str | None,
-    structural_tag: str | None,
-) -> dict[str, Any]:
+def grammar_fields(group: GrammarGroup) -> dict[str, Any]:
     """Returns the request fields that a command line's grammar options stand for, those given only.
 
     Raises:
         BadParameter: A file cannot be read, or holds no JSON where it should.
     """
     fields = {
-        "json_schema": None if json_schema is None else _json_of("--json-schema", json_schema),
-        "json_object": json_object or None,
-        "regex": regex,
-        "ebnf": None if ebnf is None else _text_of("--ebnf", ebnf),
-        "choice": None if choice is None else choice.split(","),
-        "structural_tag": None if structural_tag is None else _json_of("--structural-tag", structural_tag),
+        "json_schema": None if group.json_schema is None else _json_of("--json-schema", group.json_schema),
+        "json_object": group.json_object or None,
+        "regex": group.regex,
+        "ebnf": None if group.ebnf is None else _text_of("--ebnf", group.ebnf),
+        "choice": None if group.choice is None else group.choice.split(","),
+        "structural_tag": None if group.structural_tag is None else _json_of("--structural-tag", group.structural_tag),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def grammar_options(
-    *,
-    any_whitespace: bool | None,
-    max_whitespace: int | None,
-    max_string_length: int | None,
-    max_items: int | None,
-    ebnf_root: str | None,
-) -> dict[str, Any]:
+def grammar_options(group: GrammarOptionGroup) -> dict[str, Any]:
     """Returns the request fields that a command line's options of grammars stand for, those given only.
 
     Raises:
         BadParameter: One is out of its range.
     """
-    fields = {
-        "any_whitespace": any_whitespace,
-        "max_whitespace": max_whitespace,
-        "max_string_length": max_string_length,
-        "max_items": max_items,
-        "ebnf_root": ebnf_root,
-    }
+    fields = given_fields(group)
     try:
         parse_grammar(fields)
     except GrammarError as error:
         raise BadParameter(str(error), param_hint=f"--{error.param.replace('_', '-')}") from error
-    return {name: value for name, value in fields.items() if value is not None}
+    return fields
 
 
 def _fail_on(text: str) -> tuple[FailOn, ...]:
