@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 
 from runtime.checkpoint_layout import CheckpointError, check_tensors
 from runtime.gguf_header import GgufHeader, GgufTensor, read_gguf_header
-from runtime.model_config import Architecture, ModelConfig, ModelConfigError, RopeConfig
+from runtime.model_config import Architecture, ModelConfig, ModelConfigError, RopeConfig, layer_count
 
 # A Mistral model is a llama one in this format.
 _ARCHITECTURES: dict[str, Architecture] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
@@ -162,7 +162,7 @@ def _config(path: Path, header: GgufHeader) -> ModelConfig:
     embedding = header.tensors["token_embd.weight"]
     num_heads, hidden_size = values.count("attention.head_count"), values.count("embedding_length")
     head_dim = values.count("attention.key_length", hidden_size // max(num_heads, 1))
-    num_layers = values.count("block_count")
+    num_layers = layer_count(values.count("block_count"))
     return ModelConfig(
         architecture=_ARCHITECTURES[name],
         vocab_size=embedding.shape[0],

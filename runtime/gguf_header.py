@@ -150,6 +150,8 @@ class _Cursor:
 
     def _tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         name = self._string()
+        if not name.isprintable():
+            raise _MalformedError(f"the tensor name {name!r} cannot be printed")
         (dimensions,) = self._take("I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise _MalformedError(f"tensor {name} has {dimensions} dimensions")

@@ -49,6 +49,10 @@ class RopeConfig(msgspec.Struct, frozen=True):
     frequency_divisors: tuple[float, ...] = ()
 
 
+MAX_LAYERS = 10_000
+"""Far beyond any model. A damaged file may say millions, which would take minutes to refuse by its tensors."""
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
     """A decoder of one of the supported families; the same on every rank.
 
@@ -88,6 +92,17 @@ class ModelConfig(msgspec.Struct, frozen=True):
             )
 
 
+def layer_count(given: int) -> int:
+    """Returns how many layers a checkpoint says that its model has, before anything is made for each of them.
+
+    Raises:
+        ModelConfigError: It is not in 1..``MAX_LAYERS``: the file is damaged.
+    """
+    if not 1 <= given <= MAX_LAYERS:
+        raise ModelConfigError(f"num_layers {given} must be at least 1 and at most {MAX_LAYERS}")
+    return given
+
+
 def check_parallel(config: ModelConfig, tp_size: int, pp_size: int) -> None:
     """Returns when the model can be cut over ``tp_size`` ranks a stage and ``pp_size`` stages.
 
@@ -122,7 +137,7 @@ def read_model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     """
     architecture = _architecture(raw)
     _refuse_unsupported(raw)
-    num_layers = _integer(raw, "num_hidden_layers")
+    num_layers = layer_count(_integer(raw, "num_hidden_layers"))
     num_heads = _integer(raw, "num_attention_heads")
     hidden_size = _integer(raw, "hidden_size")
     default_head_dim = _QWEN3_HEAD_DIM if architecture == "qwen3" else hidden_size // max(num_heads, 1)

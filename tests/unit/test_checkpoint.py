@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -211,6 +212,16 @@ def test_faults_of_an_index(broken: Callable[[str], Path]) -> None:
             "metadata llama.block_count is missing",
         ),
         (lambda data: data.replace(b"blk.1.attn_q.weight", b"blk.1.attn_z.weight"), f"tensor {QUERY} of the llama"),
+        (
+            lambda data: re.sub(
+                rb"(llama\.block_count.{4}).{4}", lambda found: found[1] + b"\0\0\0\1", data, flags=re.DOTALL
+            ),
+            "num_layers 16777216 must be at least 1 and at most 10000",
+        ),
+        (
+            lambda data: data.replace(b"blk.1.attn_q.weight", b"blk.1.attn\nq.weight"),
+            r"the tensor name 'blk.1.attn\nq.weight' cannot be printed",
+        ),
     ],
 )
 def test_faults_of_a_gguf_file(
