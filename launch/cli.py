@@ -171,6 +171,7 @@ def _engine(engine: EngineGroup, generating: GeneratingGroup) -> EngineOptions:
         pp=engine.pp,
         pp_layers=None if engine.pp_layers is None else _counts(engine.pp_layers),
         dtype=engine.dtype,
+        products=engine.products,
         device=engine.device,
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,

@@ -21,6 +21,7 @@ class EngineGroup:
     pp: types.Pp = 1
     pp_layers: types.PpLayers = None
     dtype: types.Dtype = "auto"
+    products: types.Products = "auto"
     device: types.Device = "auto"
     max_model_len: types.MaxModelLen = None
     max_num_seqs: types.MaxNumSeqs = 64

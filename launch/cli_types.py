@@ -28,7 +28,17 @@ PpLayers = Annotated[
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"],
-    typer.Option(help="auto = the checkpoint's own.", rich_help_panel=_ENGINE),
+    typer.Option(
+        help="auto = the checkpoint's own; on a CPU that is clearly slower in bfloat16, float32.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Products = Annotated[
+    Literal["auto", "plain", "onednn"],
+    typer.Option(
+        help="How products with weights are computed on the CPU; auto = what a measurement at the start finds faster.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],

@@ -272,6 +272,6 @@ def _print_summary(ready: EngineReady, totals: Totals, elapsed_s: float) -> None
     print(
         f"lockstep: {totals.requests} request{plural}{failed}, {totals.tokens} tokens in {elapsed_s:.1f} s "
         f"({totals.tokens / max(elapsed_s, 1e-9):.1f} tokens/s) on TP{ready.tp_size} x PP{ready.pp_size}, "
-        f"{ready.dtype} on {ready.device}",
+        f"{ready.dtype} on {ready.device}" + (f" ({ready.compute})" if ready.compute else ""),
         file=sys.stderr,
     )

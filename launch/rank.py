@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.reasoning import ReasoningVocabulary
+from launch.compute_choice import agreed_compute
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
 from launch.grammar_compiler import GrammarProcessStarter, RunningProcess, compiler_of_rank
 from launch.groups import RankGroups
@@ -42,8 +43,9 @@ from runtime.step_planner import SchedulerLimits
 from runtime.thinking import reasoning_of
 from runtime.thinking_fields import marker_pair
 from runtime.tokenizer import Tokenizer
-from runtime.weights import WeightReader, resolve_dtype
+from runtime.weights import WeightReader
 from sampler.processors import load_processors
+from tp.products import ProductFactory
 
 _MAX_BEAT_S = 1.0
 _GRAMMAR_WAIT_S = 0.01
@@ -105,12 +107,19 @@ class Rank:
         checkpoint = open_checkpoint(options.model)
         config = checkpoint.config
         check_parallel(config, options.tp, options.pp)
-        dtype = resolve_dtype(options.dtype, config)
+        compute = agreed_compute(options, config, device, self._environment.rank)
+        dtype = compute.dtype
         layers = layer_ranges(config.num_layers, options.pp, options.pp_layers)
         max_model_len = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
         reader = WeightReader(checkpoint)
         stage = DecoderStage(
-            config, reader, layers[groups.link.stage], groups.tensor_parallel, dtype=dtype, device=device
+            config,
+            reader,
+            layers[groups.link.stage],
+            groups.tensor_parallel,
+            dtype=dtype,
+            device=device,
+            products=ProductFactory(compute.products),
         )
         audits = options.audit and groups.link.is_last
         audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if audits else None
@@ -149,7 +158,7 @@ class Rank:
             audit_heads=audit_heads,
         )
         dtype_name = str(dtype).removeprefix("torch.")
-        return engine, EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len)
+        return engine, EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len, compute.why)
 
     def _leader(self, tokenizer: Tokenizer, builder: RequestBuilder, reasoning: ReasoningVocabulary | None) -> Leader:
         options = self._options

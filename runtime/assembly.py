@@ -17,7 +17,7 @@ from runtime.engine import EngineParts, OutputSink, RankEngine, SilentSink
 from runtime.grammar_role import FirstStageGrammars, GrammarRole, LaterStageGrammars
 from runtime.intake import ActionSource, Intake
 from runtime.leader import GrammarWatch
-from runtime.model import DecoderStage, load_head
+from runtime.model import DecoderStage
 from runtime.model_config import ModelConfig
 from runtime.reports import ReportExchange
 from runtime.sampling import SamplingPart
@@ -85,7 +85,7 @@ def load_audit_heads(stage: DecoderStage, reader: WeightReader, group: TensorPar
     """Returns the LM heads of all slices of a last-stage rank's vocabulary."""
     blocks = VocabularyBlocks(stage.config.vocab_size)
     pieces = [blocks.slice_of(rank, group.size) for rank in range(group.size)]
-    return [load_head(stage.config, reader, piece, dtype=stage.dtype, device=stage.device) for piece in pieces]
+    return [stage.load_head(reader, piece) for piece in pieces]
 
 
 def build_engine(

@@ -20,6 +20,7 @@ from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
 from tp.linear import ColumnParallelLinear, RowParallelLinear
 from tp.partition import AttentionSlice, attention_slice, mlp_slice
+from tp.products import ProductFactory
 
 
 class RMSNorm:
@@ -67,6 +68,7 @@ class LayerLoader:
         reader: Its checkpoint.
         layer: Which layer, counted over the whole model.
         group: The stage's ranks.
+        products: Makes the products with the weights.
         dtype: The model's dtype.
         device: This rank's device.
     """
@@ -78,6 +80,7 @@ class LayerLoader:
         layer: int,
         group: TensorParallelGroup,
         *,
+        products: ProductFactory,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -85,6 +88,7 @@ class LayerLoader:
         self._reader = reader
         self._prefix = layer_prefix(layer)
         self._group = group
+        self._products = products
         self._dtype = dtype
         self._device = device
 
@@ -96,12 +100,12 @@ class LayerLoader:
         """Returns one product of several projections: ``parts`` names each and the output elements this rank owns."""
         weight = torch.cat([self._tensor(f"{name}.weight", rows) for name, rows in parts])
         biases = torch.cat([self._tensor(f"{name}.bias", rows) for name, rows in parts]) if bias else None
-        return ColumnParallelLinear(weight, biases)
+        return ColumnParallelLinear(self._products.make(weight, biases))
 
     def row_parallel(self, name: str, columns: range, *, bias: bool) -> RowParallelLinear:
         """Returns the projection called ``name`` over the input elements this rank owns."""
-        weight = self._tensor(f"{name}.weight", None, columns)
-        return RowParallelLinear(weight, self._tensor(f"{name}.bias") if bias else None, self._group)
+        product = self._products.make(self._tensor(f"{name}.weight", None, columns))
+        return RowParallelLinear(product, self._tensor(f"{name}.bias") if bias else None, self._group)
 
     def head_norm(self, heads: AttentionSlice) -> RMSNorm | None:
         """Returns one norm over the rank's query heads and then its key heads; None when the model has none."""

@@ -86,6 +86,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
         dtype: The model's dtype.
         device: ``cpu`` or ``cuda``.
         max_model_len: Longest prompt and output together, in tokens.
+        compute: Half a line on how products are computed, and why; empty when there was no choice.
     """
 
     tp_size: int
@@ -93,6 +94,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     dtype: str
     device: str
     max_model_len: int
+    compute: str = ""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):

@@ -15,6 +15,7 @@ from runtime.weights import WeightReader
 from tp.embedding import ParallelLMHead, VocabularyParallelEmbedding
 from tp.group import TensorParallelGroup
 from tp.partition import VocabularyBlocks, VocabularySlice, attention_slice
+from tp.products import ProductFactory
 
 
 class DecoderStage:
@@ -28,6 +29,7 @@ class DecoderStage:
         group: The stage's ranks; all of them call ``forward`` together.
         dtype: Of weights, hidden states and KV cache: float32 or bfloat16.
         device: This rank's device.
+        products: Makes the products with the weights; plain ones when left out.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class DecoderStage:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        products: ProductFactory | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
+        self._products = ProductFactory() if products is None else products
         self.vocabulary = VocabularyBlocks(config.vocab_size).slice_of(group.rank, group.size)
         heads = attention_slice(config.num_heads, config.num_kv_heads, group.rank, group.size)
         self._cache_shape = (len(layers), len(heads.kv_heads), config.head_dim)
@@ -50,7 +54,7 @@ class DecoderStage:
         self._windows = tuple(dict.fromkeys(config.windows[layer] for layer in layers))
         self._layers: list[DecoderLayer] = []
         for layer in layers:
-            loader = LayerLoader(config, reader, layer, group, dtype=dtype, device=device)
+            loader = LayerLoader(config, reader, layer, group, products=self._products, dtype=dtype, device=device)
             self._layers.append(DecoderLayer(config, loader, layer, layers.start, group))
         self._embedding: VocabularyParallelEmbedding | None = None
         self._final_norm: RMSNorm | None = None
@@ -62,9 +66,20 @@ class DecoderStage:
         if layers.stop == config.num_layers:
             self._final_norm = RMSNorm(reader.read(FINAL_NORM).to(device=device, dtype=dtype), config.rms_norm_eps)
             if config.tie_word_embeddings and self._embedding is not None:
-                self._head = ParallelLMHead(self._embedding.weight, self.vocabulary)
+                self._head = self._head_of(self._embedding.weight, self.vocabulary)
             else:
-                self._head = load_head(config, reader, self.vocabulary, dtype=dtype, device=device)
+                self._head = self.load_head(reader, self.vocabulary)
+
+    def load_head(self, reader: WeightReader, piece: VocabularySlice) -> ParallelLMHead:
+        """Returns the LM head of one vocabulary slice."""
+        name = EMBEDDING if self.config.tie_word_embeddings else LM_HEAD
+        weight = reader.read(name, range(piece.start, piece.valid_stop)).to(device=self.device, dtype=self.dtype)
+        return self._head_of(weight.contiguous(), piece)
+
+    def _head_of(self, weight: torch.Tensor, piece: VocabularySlice) -> ParallelLMHead:
+        # Whatever rank a slice belongs to, here and where it is audited its logits are computed in one form.
+        shared = self.config.tie_word_embeddings and self._embedding is not None
+        return ParallelLMHead(self._products.make(weight, shared=shared), piece)
 
     def new_cache(self, num_blocks: int, block_tokens: int) -> PagedKVCache:
         """Returns an empty KV pool for this stage's layers and this rank's KV heads.
@@ -122,12 +137,3 @@ class DecoderStage:
         if self._head is None:
             raise RuntimeError("only the last stage has an LM head")
         return self._head(rows)
-
-
-def load_head(
-    config: ModelConfig, reader: WeightReader, piece: VocabularySlice, *, dtype: torch.dtype, device: torch.device
-) -> ParallelLMHead:
-    """Returns the LM head of one vocabulary slice."""
-    name = EMBEDDING if config.tie_word_embeddings else LM_HEAD
-    weight = reader.read(name, range(piece.start, piece.valid_stop))
-    return ParallelLMHead(weight.to(device=device, dtype=dtype), piece)

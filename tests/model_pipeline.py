@@ -17,6 +17,7 @@ from runtime.model import DecoderStage
 from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
 from tp.partition import VocabularyBlocks
+from tp.products import ProductFactory, ProductMode
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 1024
@@ -46,13 +47,22 @@ class ModelPipeline:
         pp_size: int = 1,
         dtype: torch.dtype = torch.float32,
         paged: bool = True,
+        products: ProductMode = ProductMode.PLAIN,
     ) -> None:
         checkpoint = open_checkpoint(path)
         reader = WeightReader(checkpoint)
         self.config = checkpoint.config
         self.group = group or TensorParallelGroup(0, 1)
         self.stages = [
-            DecoderStage(self.config, reader, layers, self.group, dtype=dtype, device=CPU)
+            DecoderStage(
+                self.config,
+                reader,
+                layers,
+                self.group,
+                dtype=dtype,
+                device=CPU,
+                products=ProductFactory(products),
+            )
             for layers in layer_ranges(self.config.num_layers, pp_size)
         ]
         self.caches = [stage.new_cache(NUM_BLOCKS, BLOCK_TOKENS) for stage in self.stages]

@@ -17,6 +17,7 @@ from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
 from tp.linear import ColumnParallelLinear, RowParallelLinear
 from tp.partition import even_run
+from tp.products import ProductFactory
 
 Logits = npt.NDArray[np.float32]
 
@@ -60,7 +61,9 @@ def linear_differences_of_rank(rank: int, world_size: int) -> list[float]:
     )
     run = even_run(7, rank, world_size)
     part = slice(run.start, run.stop)
-    y = RowParallelLinear(down[:, part], bias_down, group)(ColumnParallelLinear(up[part], bias_up[part])(x))
+    products = ProductFactory()
+    column = ColumnParallelLinear(products.make(up[part], bias_up[part]))
+    y = RowParallelLinear(products.make(down[:, part]), bias_down, group)(column(x))
     differences: list[float] = (y - ((x @ up.T + bias_up) @ down.T + bias_down)).flatten().tolist()
     return differences
 

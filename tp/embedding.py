@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tp.group import TensorParallelGroup
 from tp.partition import VocabularySlice
+from tp.products import Product
 
 
 class VocabularyParallelEmbedding:
@@ -50,17 +51,17 @@ class ParallelLMHead:
     """Logits of this rank's vocabulary slice; needs no collective, whole rows of logits exist nowhere.
 
     Args:
-        weight: [piece.valid_size, D]; the embedding's own tensor when the model ties them and both are on this rank.
+        product: With the weight's rows of the real ids that this rank owns: [S, D] to [S, piece.valid_size].
         piece: This rank's slice of the vocabulary.
     """
 
-    def __init__(self, weight: torch.Tensor, piece: VocabularySlice) -> None:
-        self.weight = weight
+    def __init__(self, product: Product, piece: VocabularySlice) -> None:
+        self._product = product
         self._piece = piece
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns a fresh float32 [S, piece.size] of ``hidden`` [S, D]; padding columns are −inf."""
-        logits = functional.linear(hidden, self.weight)
+        logits = self._product(hidden)
         if self._piece.valid_size == self._piece.size:
             return logits.float()
         padded = torch.full((hidden.shape[0], self._piece.size), -torch.inf, device=hidden.device)

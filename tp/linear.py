@@ -1,45 +1,43 @@
 """Linear layers cut over the tensor-parallel group: by output columns, or by input rows with a sum over the group.
 
-Weights are kept as torch.nn.functional.linear takes them, [out, in]; a layer holds only what its rank owns.
+A layer holds only what its rank owns, in whatever form its product needs.
 """
 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from tp.group import TensorParallelGroup
+from tp.products import Product
 
 
 class ColumnParallelLinear:
     """This rank's columns of ``y = x Wᵀ + b``; needs no collective.
 
     Args:
-        weight: [out_local, in], the rows of the whole weight that this rank owns.
-        bias: [out_local], or None.
+        product: With the rows of the whole weight that this rank owns, and their bias: [T, in] to [T, out_local].
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
+    def __init__(self, product: Product) -> None:
+        self._product = product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [T, out_local] of the replicated input ``x`` [T, in]."""
-        return functional.linear(x, self.weight, self.bias)
+        return self._product(x)
 
 
 class RowParallelLinear:
     """``y = x Wᵀ + b`` where each rank holds a slice of the input; every rank gets the whole, equal output.
 
     Args:
-        weight: [out, in_local], the columns of the whole weight that this rank owns.
+        product: With the columns of the whole weight that this rank owns, without a bias: [T, in_local] to [T, out].
         bias: [out], replicated: added once, after the sum over the group; or None.
         group: The ranks whose partial products are summed; all of them call the layer together.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, group: TensorParallelGroup) -> None:
-        self.weight = weight
-        self.bias = bias
+    def __init__(self, product: Product, bias: torch.Tensor | None, group: TensorParallelGroup) -> None:
+        self._product = product
+        self._bias = bias
         self._group = group
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -48,5 +46,5 @@ class RowParallelLinear:
         Raises:
             CollectiveError: The sum over the group failed.
         """
-        y = self._group.all_reduce_sum_(functional.linear(x, self.weight))
-        return y if self.bias is None else y.add_(self.bias)
+        y = self._group.all_reduce_sum_(self._product(x))
+        return y if self._bias is None else y.add_(self._bias)

@@ -12,6 +12,9 @@ from model_pipeline import ModelPipeline, Part
 from tiny_checkpoints import FAMILIES, write_tiny_checkpoint
 from transformers import AutoModelForCausalLM
 
+from tp.product_measure import onednn_supports
+from tp.products import ProductMode
+
 ATOL = 1e-4
 LLAMA3 = {
     "rope_type": "llama3",
@@ -83,11 +86,14 @@ def test_prefill_gives_the_logits_of_transformers(model: tuple[Path, Any]) -> No
     torch.testing.assert_close(got, expected, atol=ATOL, rtol=0)
 
 
-def test_mixed_batches_of_chunks_and_decodes_give_the_same_logits(model: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("products", ProductMode)
+def test_mixed_batches_of_chunks_and_decodes_give_the_same_logits(
+    model: tuple[Path, Any], products: ProductMode
+) -> None:
     folder, reference = model
     sequences = {3: random_ids(40, seed=3), 5: random_ids(23, seed=4), 9: random_ids(31, seed=5)}
     expected = {key: reference_logits(reference, ids) for key, ids in sequences.items()}
-    pipeline = ModelPipeline(folder, pp_size=3)
+    pipeline = ModelPipeline(folder, pp_size=3, products=products)
     for key, ids in sequences.items():
         pipeline.add(key, len(ids))
     done = dict.fromkeys(sequences, 0)
@@ -139,10 +145,13 @@ def test_greedy_tokens_equal_those_of_transformers(model: tuple[Path, Any]) -> N
     assert alone == expected
 
 
-def test_bfloat16_stays_near_float32(model: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("products", ProductMode)
+def test_bfloat16_stays_near_float32(model: tuple[Path, Any], products: ProductMode) -> None:
+    if products is ProductMode.ONEDNN and not onednn_supports(torch.bfloat16):
+        pytest.skip("this CPU has no oneDNN products in bfloat16")
     folder, reference = model
     token_ids = random_ids(20, seed=8)
-    pipeline = ModelPipeline(folder, dtype=torch.bfloat16)
+    pipeline = ModelPipeline(folder, dtype=torch.bfloat16, products=products)
     pipeline.add(0, 20)
     got = pipeline.step([Part(0, token_ids, 0, True)], all_rows=True)
     expected = reference_logits(reference, token_ids)

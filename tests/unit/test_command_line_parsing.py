@@ -44,7 +44,21 @@ def test_defaults() -> None:
 
 def test_engine_options() -> None:
     command = generate(
-        *("x", "--tp", "4", "--pp", "2", "--pp-layers", "8, 7", "--dtype", "bfloat16", "--device", "cpu"),
+        *(
+            "x",
+            "--tp",
+            "4",
+            "--pp",
+            "2",
+            "--pp-layers",
+            "8, 7",
+            "--dtype",
+            "bfloat16",
+            "--products",
+            "plain",
+            "--device",
+            "cpu",
+        ),
         *("--max-model-len", "128", "--max-num-seqs", "3", "--max-batch-tokens", "5", "--kv-cache-bytes", "1000"),
         "--no-prefix-cache",
         *("--group-timeout", "7.5", "--start-timeout", "9", "--grammar-timeout", "0.5", "--threads-per-rank", "2"),
@@ -55,6 +69,7 @@ def test_engine_options() -> None:
         pp=2,
         pp_layers=(8, 7),
         dtype="bfloat16",
+        products="plain",
         device="cpu",
         max_model_len=128,
         max_num_seqs=3,
