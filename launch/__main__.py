@@ -1,6 +1,7 @@
 """``python -m launch`` and ``lockstep``: a rank under torchrun, the front side otherwise.
 
-The role decides what is imported: the front side stays light (no torch), a rank needs all of it.
+The role decides what is imported: the front side stays light (no torch), and so does a rank's supervisor on a node with
+a zygote; a rank needs all of it.
 """
 
 import gc
@@ -16,13 +17,16 @@ leave_on_signals()
 # What is imported stays: searching it for garbage again and again would take a fifth of a rank's start.
 gc.disable()
 
-from launch.environment import AGENT_PID
+from launch.environment import AGENT_PID, ZYGOTE_SOCKET
 from launch.parent_death import die_with_parent
 
 if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
     # Before the imports that take seconds: an agent that is killed meanwhile must leave no orphan.
     die_with_parent(signal.SIGKILL, os.environ.get(AGENT_PID))
-    from launch.rank_main import main
+    if ZYGOTE_SOCKET in os.environ:
+        from launch.supervisor import main
+    else:
+        from launch.rank_main import main
 else:
     from launch.front_main import main
 

@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from launch.environment import AGENT_PID, FRONT_PID, RUN_FOLDER
+from launch.environment import AGENT_PID, FRONT_PID, RUN_FOLDER, ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
 from launch.parent_death import die_with_parent
+from launch.process_name import name_process
 from launch.run_folder import RankReport, RunFolder
+from launch.zygote import start_zygote
 
 if FRONT_PID in os.environ:
     # Before the imports that take seconds: a front side that is killed meanwhile must leave no orphan.
@@ -38,10 +40,17 @@ def main(argv: list[str]) -> int:
     """Runs the node's ranks; returns the exit code."""
     # Its warnings about ranks that end are for those who started it; here the front side tells what happened.
     logging.disable(logging.CRITICAL)
+    name_process("lockstep agent")
     os.environ[AGENT_PID] = str(os.getpid())
     try:
-        with _log_folder() as folder:
-            run(parse_args(["--log-dir", folder, *argv]))
+        with _folder() as folder:
+            zygote_pid = start_zygote(folder.zygote_socket, "launch.rank_main")
+            os.environ[ZYGOTE_SOCKET] = str(folder.zygote_socket)
+            try:
+                run(parse_args(["--log-dir", str(folder.log_folder), *argv]))
+            finally:
+                os.kill(zygote_pid, signal.SIGKILL)
+                os.waitpid(zygote_pid, 0)
     except ChildFailedError as error:
         return _failed(error)
     except SignalException as error:
@@ -50,14 +59,14 @@ def main(argv: list[str]) -> int:
 
 
 @contextmanager
-def _log_folder() -> Iterator[str]:
-    """Yields where torchrun may write; left to itself it would leave a folder behind at every launch."""
+def _folder() -> Iterator[RunFolder]:
+    """Yields where the zygote's socket and torchrun's logs go; left to itself torchrun would leave a folder behind."""
     run_folder = os.environ.get(RUN_FOLDER)
     if run_folder is not None:
-        yield str(RunFolder(Path(run_folder)).log_folder)
+        yield RunFolder(Path(run_folder))
         return
-    with tempfile.TemporaryDirectory(prefix="lockstep-agent-") as folder:
-        yield folder
+    with tempfile.TemporaryDirectory(prefix="lockstep-agent-") as name:
+        yield RunFolder(Path(name))
 
 
 def _failed(error: ChildFailedError) -> int:

@@ -19,6 +19,9 @@ FRONT_PID = "LOCKSTEP_FRONT_PID"
 AGENT_PID = "LOCKSTEP_AGENT_PID"
 """Set by the agent for its ranks: whose child they must be."""
 
+ZYGOTE_SOCKET = "LOCKSTEP_ZYGOTE_SOCKET"
+"""Set by the agent for the processes it starts: where its zygote forks their ranks."""
+
 _RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     die_with_parent(signal.SIGKILL, sys.argv[2])
 
 from grammar_sync.vetting.process import serve
+from launch.process_name import name_process
 
 
 def run_compile_process(connection: socket.socket, parent_pid: int) -> NoReturn:
@@ -25,6 +26,7 @@ def run_compile_process(connection: socket.socket, parent_pid: int) -> NoReturn:
     code = 1
     try:
         die_with_parent(signal.SIGKILL, str(parent_pid))
+        name_process("lockstep gram")
         # The terminal's Ctrl-C is for those who can tell the client; this process ends with its rank.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # The engines write warnings of their own to descriptor 2.

@@ -14,6 +14,7 @@ from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
 from launch.options import BenchSamplerCommand, GenerateCommand, SampleCommand
+from launch.process_name import name_process
 from launch.rank import Rank
 from launch.run_folder import RankReport, RunFolder
 from launch.sample_rank import SampleRank
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     except (RankEnvironmentError, UsageError, DefaultModelError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return ExitCode.USAGE
+    name_process(f"lockstep r{environment.rank}")
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
     rank: Rank | SampleRank | BenchSamplerRank
     match command:

@@ -1,4 +1,4 @@
-"""The folder of one run: the client socket, torchrun's logs, and what ranks say before they die.
+"""The folder of one run: its sockets, torchrun's logs, and what ranks say before they die.
 
 It is made by the front side, readable by its owner only, and removed when the run is over.
 """
@@ -67,6 +67,11 @@ class RunFolder:
     def log_folder(self) -> Path:
         """Where torchrun may write."""
         return self.path / "torchrun"
+
+    @property
+    def zygote_socket(self) -> Path:
+        """Where this node's zygote is asked for ranks."""
+        return self.path / "zygote"
 
     def write_report(self, report: RankReport) -> None:
         """Leaves a rank's last words; an earlier report of the rank is kept.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,10 @@ class Running:
         """Returns the live ranks by global rank."""
         found = {}
         for process in self.family():
-            try:
-                environ, parent = process.environ(), process.parent()
-                # A rank's compile process is forked from it and has its environment.
-                is_of_rank = parent is not None and "RANK" in parent.environ()
-                if "RANK" in environ and not is_of_rank and "launch.agent" not in process.cmdline():
-                    found[int(environ["RANK"])] = process
-            except psutil.Error:
-                continue
+            with suppress(psutil.Error):
+                name = re.fullmatch(r"lockstep r(\d+)", process.name())
+                if name is not None:
+                    found[int(name[1])] = process
         return found
 
     def wait(self, timeout_s: float) -> Outcome:

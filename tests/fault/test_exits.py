@@ -101,11 +101,22 @@ def test_rank_killed(tiny: str, endless: str, victim: int) -> None:
 def test_agent_killed(tiny: str, endless: str) -> None:
     with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
         started.wait_for_output('"line-1"', START_S)
-        (agent,) = [process for process in started.family() if "launch.agent" in process.cmdline()]
+        (agent,) = [process for process in started.family() if process.name() == "lockstep agent"]
         agent.kill()
         outcome = started.wait(RAISE_S)
         assert outcome.returncode == ExitCode.RANK_FAILED
         assert outcome.message == "lockstep: torchrun's agent, and the ranks with it, was killed by SIGKILL"
+        started.check_nothing_left()
+
+
+def test_zygote_killed(tiny: str, endless: str) -> None:
+    with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
+        started.wait_for_output('"line-1"', START_S)
+        (zygote,) = [process for process in started.family() if process.name() == "lockstep zygote"]
+        zygote.kill()
+        outcome = started.wait(RAISE_S)
+        assert outcome.returncode == ExitCode.RANK_FAILED
+        assert "the zygote of rank" in outcome.stderr
         started.check_nothing_left()
 
 

@@ -1,0 +1,17 @@
+"""What this process is called in lists of processes (Linux only)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_MAX_LENGTH = 15
+
+
+def name_process(name: str) -> None:
+    """Calls this process ``name``: what ``ps -o comm`` and ``top`` show, of which the kernel keeps 15 bytes.
+
+    Call it from the main thread. A forked process keeps the name until it takes its own.
+    """
+    if sys.platform.startswith("linux"):
+        Path("/proc/self/comm").write_text(name[:_MAX_LENGTH])

@@ -1,0 +1,201 @@
+"""A node's zygote and its supervisors: a forked rank is what the supervisor would have been, and both end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import wait_until
+
+from launch.environment import AGENT_PID, ZYGOTE_SOCKET
+from launch.exit_codes import ExitCode
+from launch.fork_request import ForkRequest, receive_number, receive_request, send_number, send_request
+
+ROOT = Path(__file__).resolve().parents[2]
+PATH = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+# An agent that only has a zygote: it ends when its input does.
+AGENT = "import sys; from pathlib import Path; from launch.zygote import start_zygote; {before}; \
+print(start_zygote(Path(sys.argv[1]), 'zygote_rank'), flush=True); sys.stdin.read()"
+SOON_S = 20.0
+
+
+class Node:
+    """A zygote under an agent of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "zygote"
+        self.environ = {**os.environ, "PYTHONPATH": PATH}
+        self.agent = subprocess.Popen(
+            [sys.executable, "-c", AGENT.format(before="pass"), str(self.socket)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self.environ,
+        )
+        assert self.agent.stdout is not None
+        self.zygote = psutil.Process(int(self.agent.stdout.readline()))
+
+    def supervisor(self, *argv: str, **environ: str) -> subprocess.Popen[str]:
+        """Starts a rank as torchrun does."""
+        ours = {"RANK": "3", "LOCAL_RANK": "1", ZYGOTE_SOCKET: str(self.socket), AGENT_PID: str(os.getpid())}
+        return subprocess.Popen(
+            [sys.executable, "-m", "launch", *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self.socket.parent,
+            env={**self.environ, **ours, **environ},
+            text=True,
+        )
+
+    def sleeper(self) -> tuple[subprocess.Popen[str], psutil.Process]:
+        """Returns a supervisor and its rank, which sleeps."""
+        supervisor = self.supervisor("sleep")
+        assert supervisor.stdout is not None
+        return supervisor, psutil.Process(int(supervisor.stdout.readline()))
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="lockstep-test-") as folder:
+        started = Node(Path(folder))
+        try:
+            yield started
+        finally:
+            started.agent.kill()
+            started.agent.wait()
+            wait_until(lambda: not started.zygote.is_running(), SOON_S, "the zygote to end with its agent")
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_rank_is_what_its_supervisor_would_have_been(node: Node) -> None:
+    supervisor = node.supervisor("say", "a b", "ü", ZYGOTE_TEST="x\ny")
+    out, err = supervisor.communicate("given", timeout=SOON_S)
+    said = json.loads(out)
+    assert said["argv"] == ["say", "a b", "ü"]
+    assert said["environ"]["ZYGOTE_TEST"] == "x\ny"
+    assert said["environ"]["RANK"] == "3"
+    assert ZYGOTE_SOCKET not in said["environ"]
+    assert said["folder"] == str(node.socket.parent)
+    assert said["stdin"] == "given"
+    # The three standard ones, and the one that lists them.
+    assert said["files"] == 4
+    assert said["parent"] == node.zygote.pid
+    assert err == "to stderr\n"
+    assert supervisor.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [(("exit", "0"), 0), (("exit", "5"), 5), (("signal", "9"), -9), (("signal", "11"), -11), (("signal", "15"), -15)],
+)
+def test_a_supervisor_ends_as_its_rank_does(node: Node, argv: tuple[str, ...], code: int) -> None:
+    supervisor = node.supervisor(*argv)
+    _, err = supervisor.communicate(timeout=SOON_S)
+    assert (supervisor.returncode, err) == (code, "")
+
+
+def test_an_error_in_a_rank_is_printed(node: Node) -> None:
+    supervisor = node.supervisor("raise")
+    _, err = supervisor.communicate(timeout=SOON_S)
+    assert supervisor.returncode == ExitCode.INTERNAL
+    assert err.endswith("LookupError: nothing here\n")
+
+
+def test_many_ranks_are_independent(node: Node) -> None:
+    supervisors = [node.supervisor("exit", str(code)) for code in range(10)]
+    assert [supervisor.wait(SOON_S) for supervisor in supervisors] == list(range(10))
+    for supervisor in supervisors:
+        supervisor.communicate()
+    assert node.zygote.children() == []
+    assert node.zygote.num_fds() <= 5
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_rank_ends_with_its_supervisor_and_no_other_does(node: Node, sig: signal.Signals) -> None:
+    victim, rank = node.sleeper()
+    other, other_rank = node.sleeper()
+    victim.send_signal(sig)
+    assert victim.wait(SOON_S) == -sig
+    wait_until(lambda: has_ended(rank), SOON_S, "the rank to end")
+    assert not has_ended(other_rank)
+    other.kill()
+    other.wait()
+
+
+@pytest.mark.parametrize("victim", ["zygote", "agent"])
+def test_all_end_with_the_zygote_and_with_the_agent(node: Node, victim: str) -> None:
+    pairs = [node.sleeper(), node.sleeper()]
+    if victim == "zygote":
+        node.zygote.kill()
+    else:
+        node.agent.kill()
+    for supervisor, _ in pairs:
+        _, err = supervisor.communicate(timeout=SOON_S)
+        assert supervisor.returncode == ExitCode.RANK_FAILED
+        assert err == "lockstep: the zygote of rank 3 is gone, and the rank with it\n"
+    wait_until(lambda: all(has_ended(rank) for _, rank in pairs), SOON_S, "the ranks to end")
+
+
+def test_a_zygote_that_is_not_there(node: Node) -> None:
+    supervisor = node.supervisor("say", **{ZYGOTE_SOCKET: str(node.socket.parent / "other")})
+    _, err = supervisor.communicate(timeout=SOON_S)
+    assert supervisor.returncode == ExitCode.START_FAILED
+    assert err == "lockstep: rank 3 cannot reach its zygote: [Errno 2] No such file or directory\n"
+
+
+def test_a_process_with_threads_has_no_zygote(tmp_path: Path) -> None:
+    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    outcome = subprocess.run(
+        [sys.executable, "-c", AGENT.format(before=thread), str(tmp_path / "zygote")],
+        env={**os.environ, "PYTHONPATH": PATH},
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 1
+    assert outcome.stderr.endswith("RuntimeError: a zygote cannot be forked from a process with 2 threads\n")
+    assert not (tmp_path / "zygote").exists()
+
+
+def test_only_its_owner_reaches_it(node: Node) -> None:
+    assert node.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_large_environment_arrives_whole() -> None:
+    ours, theirs = socket.socketpair()
+    request = ForkRequest(["a"], {f"name{number}": "v" * 100 for number in range(1000)}, "/")
+    with ours, theirs:
+        # More than a socket holds: both ends are needed at once.
+        pid = os.fork()
+        if pid == 0:
+            send_request(ours, request)
+            os._exit(0)
+        received = receive_request(theirs)
+        os.waitpid(pid, 0)
+    assert received is not None
+    assert received[0] == request
+    for file in received[1]:
+        os.close(file)
+
+
+def test_a_side_that_leaves() -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"\0\0")
+    ours.close()
+    assert receive_request(theirs) is None
+    assert receive_number(theirs) is None
+    send_number(theirs, 1)
+    theirs.close()
