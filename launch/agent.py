@@ -18,7 +18,6 @@ from pathlib import Path
 from launch.environment import AGENT_PID, FRONT_PID, RUN_FOLDER, ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
 from launch.parent_death import die_with_parent
-from launch.process_name import name_process
 from launch.run_folder import RankReport, RunFolder
 from launch.zygote import start_zygote
 
@@ -40,17 +39,10 @@ def main(argv: list[str]) -> int:
     """Runs the node's ranks; returns the exit code."""
     # Its warnings about ranks that end are for those who started it; here the front side tells what happened.
     logging.disable(logging.CRITICAL)
-    name_process("lockstep agent")
     os.environ[AGENT_PID] = str(os.getpid())
     try:
-        with _folder() as folder:
-            zygote_pid = start_zygote(folder.zygote_socket, "launch.rank_main")
-            os.environ[ZYGOTE_SOCKET] = str(folder.zygote_socket)
-            try:
-                run(parse_args(["--log-dir", str(folder.log_folder), *argv]))
-            finally:
-                os.kill(zygote_pid, signal.SIGKILL)
-                os.waitpid(zygote_pid, 0)
+        with _folder() as folder, _zygote(folder.zygote_socket):
+            run(parse_args(["--log-dir", str(folder.log_folder), *argv]))
     except ChildFailedError as error:
         return _failed(error)
     except SignalException as error:
@@ -67,6 +59,21 @@ def _folder() -> Iterator[RunFolder]:
         return
     with tempfile.TemporaryDirectory(prefix="lockstep-agent-") as name:
         yield RunFolder(Path(name))
+
+
+@contextmanager
+def _zygote(path: Path) -> Iterator[None]:
+    """Has the ranks that are started meanwhile forked from one process, where this process can have one."""
+    pid = start_zygote(path, "launch.rank_main")
+    if pid is None:
+        yield
+        return
+    os.environ[ZYGOTE_SOCKET] = str(path)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _failed(error: ChildFailedError) -> int:

@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.compiler import ThreadedGrammarCompiler
@@ -20,6 +19,7 @@ from grammar_sync.vocabulary import GrammarVocabulary
 from launch.environment import with_import_path, without_rank_variables
 from launch.grammar_process import run_compile_process
 from launch.options import EngineOptions
+from launch.this_process import has_threads
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class GrammarProcessStarter:
         """
         ours, theirs = socket.socketpair()
         parent_pid = os.getpid()
-        if len(list(Path("/proc/self/task").iterdir())) == 1:
+        if not has_threads():
             pid = os.fork()
             if pid == 0:
                 ours.close()

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     die_with_parent(signal.SIGKILL, sys.argv[2])
 
 from grammar_sync.vetting.process import serve
-from launch.process_name import name_process
+from launch.this_process import name_process
 
 
 def run_compile_process(connection: socket.socket, parent_pid: int) -> NoReturn:

@@ -14,11 +14,11 @@ from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
 from launch.options import BenchSamplerCommand, GenerateCommand, SampleCommand
-from launch.process_name import name_process
 from launch.rank import Rank
 from launch.run_folder import RankReport, RunFolder
 from launch.sample_rank import SampleRank
 from launch.start_barrier import StartError
+from launch.this_process import name_process
 from pp.link import LinkError
 from runtime.checkpoint_layout import CheckpointError
 from runtime.tokenizer import TokenizerError

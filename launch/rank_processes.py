@@ -140,8 +140,15 @@ def agent_command(arguments: list[str], argv: list[str]) -> list[str]:
 
 
 def thread_variables(options: RankOptions, ranks_here: int) -> dict[str, str]:
-    """Returns the thread count of a rank as OpenMP's variable; torchrun would set 1 without asking."""
-    return {"OMP_NUM_THREADS": str(threads_per_rank(options.threads_per_rank, ranks_here))}
+    """Returns the thread count of a rank as OpenMP's variable; torchrun would set 1 without asking.
+
+    numpy, which computes nothing here that takes time, gets one thread: it would start the others when it is imported,
+    and a process with threads cannot be a zygote.
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads_per_rank(options.threads_per_rank, ranks_here)),
+        "OPENBLAS_NUM_THREADS": "1",
+    }
 
 
 def threads_per_rank(asked: int | None, ranks_here: int) -> int:

@@ -23,15 +23,16 @@ from launch.environment import ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
 from launch.fork_request import STANDARD_FILES, ForkRequest, receive_request, send_number
 from launch.parent_death import die_with_parent
-from launch.process_name import name_process
+from launch.this_process import has_threads, name_process
 
 _BACKLOG = 128
 
 
-def start_zygote(path: Path, module: str) -> int:
-    """Forks this process's zygote; returns its process id.
+def start_zygote(path: Path, module: str) -> int | None:
+    """Forks this process's zygote; returns its process id, or None when this process has threads already.
 
-    Call it before this process has threads: the fork would copy their locks as they are. The socket can be connected to
+    A fork would copy their locks as they are, so ranks import for themselves then, as under a torchrun started by hand:
+    slower to start, and otherwise the same. The socket can be connected to
     at once; what is asked is done when the zygote has imported what ranks need.
 
     Args:
@@ -39,12 +40,10 @@ def start_zygote(path: Path, module: str) -> int:
         module: What ranks run: its ``main`` takes a command line and returns an exit code.
 
     Raises:
-        RuntimeError: This process has threads already.
         OSError: The socket cannot be made, or the system has no room for a process.
     """
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads != 1:
-        raise RuntimeError(f"a zygote cannot be forked from a process with {threads} threads")
+    if has_threads():
+        return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     path.chmod(0o600)

@@ -80,15 +80,20 @@ class Running:
                 continue
         return found
 
-    def ranks(self) -> dict[int, psutil.Process]:
-        """Returns the live ranks by global rank."""
+    def named(self, pattern: str) -> dict[str, psutil.Process]:
+        """Returns the live processes whose names fit a regular expression, by name."""
         found = {}
         for process in self.family():
-            with suppress(psutil.Error):
-                name = re.fullmatch(r"lockstep r(\d+)", process.name())
-                if name is not None:
-                    found[int(name[1])] = process
+            with suppress(OSError):
+                # Read anew: a process takes its name while it starts.
+                name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+                if re.fullmatch(pattern, name):
+                    found[name] = process
         return found
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """Returns the live ranks by global rank."""
+        return {int(name.rpartition("r")[2]): process for name, process in self.named(r"lockstep r\d+").items()}
 
     def wait(self, timeout_s: float) -> Outcome:
         """Returns how the command ended."""

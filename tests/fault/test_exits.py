@@ -101,7 +101,7 @@ def test_rank_killed(tiny: str, endless: str, victim: int) -> None:
 def test_agent_killed(tiny: str, endless: str) -> None:
     with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
         started.wait_for_output('"line-1"', START_S)
-        (agent,) = [process for process in started.family() if process.name() == "lockstep agent"]
+        (agent,) = started.named("pt_elastic").values()  # torchrun's own name
         agent.kill()
         outcome = started.wait(RAISE_S)
         assert outcome.returncode == ExitCode.RANK_FAILED
@@ -112,7 +112,8 @@ def test_agent_killed(tiny: str, endless: str) -> None:
 def test_zygote_killed(tiny: str, endless: str) -> None:
     with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
         started.wait_for_output('"line-1"', START_S)
-        (zygote,) = [process for process in started.family() if process.name() == "lockstep zygote"]
+        (zygote,) = started.named("lockstep zygote").values()
+        assert {rank.ppid() for rank in started.ranks().values()} == {zygote.pid}
         zygote.kill()
         outcome = started.wait(RAISE_S)
         assert outcome.returncode == ExitCode.RANK_FAILED
@@ -149,6 +150,9 @@ def raising(self, *args, **kwargs):
 model.DecoderStage.__init__ = raising
 """
 
+# For the process that ranks are forked from.
+SITE = "import sys\nif 'launch.agent' in sys.orig_argv:\n    import raising\n"
+
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ model.DecoderStage.__init__ = raising
 def test_rank_raises_at_start(tiny: str, tmp_path: Path, rank: int, error: str, text: str) -> None:
     """A rank that raises while it loads ends the others, and is the one that is named."""
     (tmp_path / "raising.py").write_text(RAISING.format(rank=rank, error=error))
-    (tmp_path / "sitecustomize.py").write_text("import os\nif 'RANK' in os.environ:\n    import raising\n")
+    (tmp_path / "sitecustomize.py").write_text(SITE)
     root = Path(__file__).resolve().parents[2]
     environ = {"PYTHONPATH": f"{tmp_path}:{root}"}
     with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--pp", "2", "hi", environ=environ) as started:

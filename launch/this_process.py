@@ -1,4 +1,4 @@
-"""What this process is called in lists of processes (Linux only)."""
+"""This process as the system sees it: its name and its threads (Linux only)."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def name_process(name: str) -> None:
     """
     if sys.platform.startswith("linux"):
         Path("/proc/self/comm").write_text(name[:_MAX_LENGTH])
+
+
+def has_threads() -> bool:
+    """Whether this process has threads beside its main one, Python's or a library's: then it cannot be forked."""
+    return len(list(Path("/proc/self/task").iterdir())) > 1
