@@ -30,6 +30,8 @@ def check_command(command: GenerateCommand) -> None:
     _check_defaults(command, config)
     _check_grammar_cache_dir(command.engine.grammar_cache_dir)
     check_files(command.input_file, command.output_file)
+    if command.engine.trace is not None:
+        check_target("--trace", command.engine.trace)
 
 
 def _check_kv_cache(config: ModelConfig, engine: EngineOptions) -> None:
@@ -85,14 +87,22 @@ def check_files(input_file: str | None, output_file: Path | None) -> None:
                 pass
         except OSError as error:
             raise UsageError(f"--input {source}: {error.strerror}") from error
-    target = output_file
-    if target is None:
+    if output_file is None:
         return
+    check_target("--output", output_file)
+    if source is not None and output_file.exists() and output_file.samefile(source):
+        raise UsageError(f"--output {output_file} is the same file as --input")
+
+
+def check_target(option: str, target: Path) -> None:
+    """Returns if a file can be written.
+
+    Raises:
+        UsageError: It cannot.
+    """
     if target.is_dir():
-        raise UsageError(f"--output {target}: it is a folder")
+        raise UsageError(f"{option} {target}: it is a folder")
     if not target.parent.is_dir():
-        raise UsageError(f"--output {target}: its folder does not exist")
+        raise UsageError(f"{option} {target}: its folder does not exist")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise UsageError(f"--output {target}: it cannot be written")
-    if source is not None and target.exists() and target.samefile(source):
-        raise UsageError(f"--output {target} is the same file as --input")
+        raise UsageError(f"{option} {target}: it cannot be written")

@@ -33,6 +33,7 @@ from launch.options import (
     OutputFormat,
     RankOptions,
     SampleCommand,
+    TraceSummaryCommand,
 )
 
 app = typer.Typer(
@@ -164,6 +165,15 @@ def doctor(
     return DoctorCommand(model=model, tp=tp, pp=pp, as_json=as_json)
 
 
+@app.command()
+def trace_summary(
+    trace: Annotated[Path, typer.Argument(help="A file that --trace wrote.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> Command:
+    """Says what each rank of a trace spent its time on, and how much of it on waiting for others."""
+    return TraceSummaryCommand(trace=trace, as_json=as_json)
+
+
 def _engine(engine: EngineGroup, generating: GeneratingGroup) -> EngineOptions:
     return EngineOptions(
         model=engine.model if engine.model is not None else default_model(),
@@ -179,6 +189,7 @@ def _engine(engine: EngineGroup, generating: GeneratingGroup) -> EngineOptions:
         kv_cache_bytes=engine.kv_cache_bytes,
         prefix_cache=engine.prefix_cache,
         threads_per_rank=engine.threads_per_rank,
+        trace=engine.trace,
         group_timeout_s=_seconds("--group-timeout", generating.group_timeout),
         start_timeout_s=_seconds("--start-timeout", generating.start_timeout),
         grammar_timeout_s=_seconds("--grammar-timeout", generating.grammar_timeout),

@@ -29,6 +29,7 @@ class EngineGroup:
     kv_cache_bytes: types.KvCacheBytes = None
     prefix_cache: types.PrefixCache = True
     threads_per_rank: types.ThreadsPerRank = None
+    trace: types.Trace = None
 
 
 @dataclass(frozen=True, kw_only=True)

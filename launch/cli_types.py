@@ -139,6 +139,14 @@ Audit = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write what every rank does, as trace events for Perfetto.",
+        show_default="nowhere",
+        rich_help_panel=_ENGINE,
+    ),
+]
 
 Nnodes = Annotated[int, typer.Option(min=1, help="Nodes; run the same command on each.", rich_help_panel=_NODES)]
 NodeRank = Annotated[

@@ -12,6 +12,7 @@ from launch.exit_codes import ExitCode
 from launch.options import EngineOptions
 from launch.rank_processes import RankProcesses, RanksFailedError
 from launch.run_folder import RunFolder
+from launch.trace_file import parts_are_finished, parts_folder, write_trace
 from runtime.client_socket import ClientSocketError, FrontSocket
 from runtime.messages import EngineReady, Shutdown
 
@@ -46,6 +47,7 @@ class StartedEngine:
     """
 
     def __init__(self, options: EngineOptions, argv: list[str]) -> None:
+        self._options = options
         self._folder = RunFolder.create()
         try:
             self.socket = FrontSocket(self._folder.endpoint)
@@ -60,7 +62,7 @@ class StartedEngine:
         self._ranks.check()
 
     def stop(self) -> None:
-        """Asks the ranks to leave, then ends them: done within five seconds.
+        """Asks the ranks to leave, then ends them: done within five seconds, and the time to write a trace.
 
         Ranks that are still starting do not listen yet and are ended at once.
         """
@@ -70,13 +72,22 @@ class StartedEngine:
                 self._ranks.wait(_GRACE_S)
         self._ranks.end()
         self.socket.close(undelivered_s=0)
+        trace = self._options.trace
+        if trace is not None:
+            write_trace(trace, parts_folder(trace, self._folder.path), self._options.world_size)
         self._folder.remove()
 
 
 class AttachedEngine:
-    """An engine whose leader started this process: the ranks run under a torchrun that someone else started."""
+    """An engine whose leader started this process: the ranks run under a torchrun that someone else started.
 
-    def __init__(self, endpoint: str) -> None:
+    Args:
+        options: The engine's options.
+        endpoint: Where the leader connects.
+    """
+
+    def __init__(self, options: EngineOptions, endpoint: str) -> None:
+        self._options = options
         self._folder = RunFolder(Path(endpoint.removeprefix("ipc://")).parent)
         self.socket = FrontSocket(endpoint)
         self.is_ready = False
@@ -92,7 +103,17 @@ class AttachedEngine:
         with suppress(ClientSocketError):
             self.socket.send([Shutdown()])
         self.socket.close()
+        if self._options.trace is not None:
+            self._write_trace(self._options.trace)
         self._folder.remove()
+
+    def _write_trace(self, trace: Path) -> None:
+        """Writes the trace once all ranks have ended their parts, or have had the time for it."""
+        folder, ranks = parts_folder(trace, None), self._options.world_size
+        deadline_s = time.monotonic() + _GRACE_S
+        while not parts_are_finished(folder, ranks) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        write_trace(trace, folder, ranks)
 
 
 def wait_until_ready(engine: Engine, timeout_s: float) -> EngineReady:

@@ -14,14 +14,32 @@ from launch.doctor import run_doctor
 from launch.environment import FRONT_ENDPOINT
 from launch.exit_codes import ExitCode
 from launch.generate import run_generate
-from launch.options import BenchSamplerCommand, CheckGrammarCommand, DoctorCommand, GenerateCommand, SampleCommand
+from launch.options import (
+    BenchSamplerCommand,
+    CheckGrammarCommand,
+    DoctorCommand,
+    GenerateCommand,
+    SampleCommand,
+    TraceSummaryCommand,
+)
 from launch.parent_death import die_with_parent
 from launch.rank_processes import RanksFailedError, Terminated, raise_on_signals
 from launch.sample import run_sample
+from launch.trace_summary import print_summary
 from pp.partition import StagePartitionError
 from runtime.checkpoint_layout import CheckpointError
 from runtime.client_socket import ClientSocketError
 from runtime.model_config import ModelConfigError
+from runtime.trace_part import TraceFileError
+
+_USAGE = (
+    UsageError,
+    DefaultModelError,
+    CheckpointError,
+    ModelConfigError,
+    StagePartitionError,
+    TraceFileError,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         die_with_parent(signal.SIGTERM)
     try:
         return _run(arguments)
-    except (UsageError, DefaultModelError, CheckpointError, ModelConfigError, StagePartitionError) as error:
+    except _USAGE as error:
         return _fail(str(error), ExitCode.USAGE)
     except RanksFailedError as error:
         return _fail(str(error), error.exit_code)
@@ -48,17 +66,20 @@ def _run(argv: list[str]) -> int:
     command = parse_command(argv)
     match command:
         case GenerateCommand():
-            return run_generate(command, argv, os.environ.get(FRONT_ENDPOINT))
+            code = run_generate(command, argv, os.environ.get(FRONT_ENDPOINT))
         case SampleCommand():
-            return run_sample(command, argv)
+            code = run_sample(command, argv)
         case DoctorCommand():
-            return run_doctor(command)
+            code = run_doctor(command)
         case CheckGrammarCommand():
-            return become_checker(command, argv)
+            code = become_checker(command, argv)
         case BenchSamplerCommand():
-            return run_bench(command, argv)
+            code = run_bench(command, argv)
+        case TraceSummaryCommand():
+            code = print_summary(command)
         case _:
-            return command
+            code = command
+    return code
 
 
 def _fail(message: str, code: int) -> int:

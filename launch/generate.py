@@ -139,7 +139,10 @@ def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str 
     if front_endpoint is None and command.nodes.nnodes > 1:
         replace_by_agent(command.engine, command.nodes, argv)
     engine: Engine
-    engine = StartedEngine(command.engine, argv) if front_endpoint is None else AttachedEngine(front_endpoint)
+    if front_endpoint is None:
+        engine = StartedEngine(command.engine, argv)
+    else:
+        engine = AttachedEngine(command.engine, front_endpoint)
     try:
         with _progress() as progress:
             task = progress.add_task("starting ranks", total=None, rate="")

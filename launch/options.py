@@ -62,6 +62,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         post_check: Whether finished JSON outputs are validated against their schemas.
         logit_processors: ``module:name`` of processors that requests may name, beside the installed ones.
         audit: Whether last-stage ranks check each other's draws.
+        trace: Where to write what every rank does; None = nowhere.
     """
 
     model: Path
@@ -83,6 +84,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     post_check: bool = True
     logit_processors: tuple[str, ...] = ()
     audit: bool = False
+    trace: Path | None = None
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,4 +215,18 @@ class BenchSamplerCommand(msgspec.Struct, frozen=True, kw_only=True):
     json_file: Path | None
 
 
-Command = GenerateCommand | SampleCommand | DoctorCommand | CheckGrammarCommand | BenchSamplerCommand
+class TraceSummaryCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep trace-summary``.
+
+    Args:
+        trace: A file that ``--trace`` wrote.
+        as_json: Whether to print one JSON document.
+    """
+
+    trace: Path
+    as_json: bool
+
+
+Command = (
+    GenerateCommand | SampleCommand | DoctorCommand | CheckGrammarCommand | BenchSamplerCommand | TraceSummaryCommand
+)

@@ -22,6 +22,7 @@ from launch.kv_size import agreed_kv_blocks
 from launch.options import EngineOptions
 from launch.output_check_process import start_output_check
 from launch.rank_start import StartedRank, bring_up
+from launch.rank_trace import RankTrace
 from launch.run_folder import RunFolder
 from launch.start_barrier import meet
 from pp.link import Tag
@@ -54,6 +55,8 @@ _MIN_STUCK_S = 60.0
 _DEFAULT_MAX_TOKENS = 256
 _MAX_FILL_THREADS = 4
 _FRONT_EXIT_S = 3.0
+_TRACING_FRONT_EXIT_S = 300.0
+"""The front side writes the trace before it leaves."""
 
 
 class StartFacts(msgspec.Struct, frozen=True):
@@ -86,6 +89,7 @@ class Rank:
         self._grammar_starter = GrammarProcessStarter(os.environ)
         self._grammar_process: RunningProcess | None = None
         self._checker: OutputChecker | None = None
+        self._trace: RankTrace | None = None
 
     def run(self) -> int:
         """Runs this rank from start to end; returns the exit code."""
@@ -94,12 +98,16 @@ class Rank:
             # Before this process has threads: afterwards it could no longer be forked.
             self._grammar_process = self._grammar_starter()
         started = bring_up(options, environment)
+        if options.trace is not None:
+            self._trace = RankTrace(options.trace, options, environment)
         engine, ready = self._build(started)
         meet(started.store, "loaded", environment, options.start_timeout_s)
         self.phase = "run"
         if self._socket is not None:
             self._socket.send([ready])
         engine.run()
+        if self._trace is not None:
+            self._trace.finish()
         return self._leave()
 
     def _build(self, started: StartedRank) -> tuple[RankEngine, EngineReady]:
@@ -156,6 +164,7 @@ class Rank:
             leader=leader,
             processors=processors,
             audit_heads=audit_heads,
+            tracer=None if self._trace is None else self._trace.tracer,
         )
         dtype_name = str(dtype).removeprefix("torch.")
         return engine, EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len, compute.why)
@@ -200,7 +209,9 @@ class Rank:
         if self._socket is not None:
             self._socket.close()
         dist.destroy_process_group()
-        return 0 if self._front is None else self._front.wait(_FRONT_EXIT_S)
+        if self._front is None:
+            return 0
+        return self._front.wait(_FRONT_EXIT_S if self._trace is None else _TRACING_FRONT_EXIT_S)
 
 
 def _scheduler_limits(options: EngineOptions, kv_cache_tokens: int) -> SchedulerLimits:

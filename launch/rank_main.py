@@ -22,6 +22,7 @@ from launch.this_process import name_process
 from pp.link import LinkError
 from runtime.checkpoint_layout import CheckpointError
 from runtime.tokenizer import TokenizerError
+from runtime.trace_part import TraceFileError
 from tp.group import CollectiveError
 
 _CONSEQUENCES = (CollectiveError, LinkError, StartError)
@@ -86,6 +87,6 @@ def _report(rank: Rank | SampleRank | BenchSamplerRank, environment: RankEnviron
 
 
 def _exit_code(rank: Rank | SampleRank | BenchSamplerRank, error: Exception) -> ExitCode:
-    if isinstance(error, (CheckpointError, TokenizerError, VocabularyError, UsageError)):
+    if isinstance(error, (CheckpointError, TokenizerError, VocabularyError, UsageError, TraceFileError)):
         return ExitCode.USAGE
     return ExitCode.START_FAILED if rank.phase == "start" else ExitCode.RANK_FAILED

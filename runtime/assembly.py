@@ -24,6 +24,7 @@ from runtime.sampling import SamplingPart
 from runtime.scheduler import Scheduler
 from runtime.token_share import TokenShare
 from runtime.tokenizer import Tokenizer
+from runtime.tracer import Tracer, trace_engine
 from runtime.weights import WeightReader
 from sampler.processors import ProcessorRegistry
 from sampler.sampler import Sampler
@@ -100,6 +101,7 @@ def build_engine(
     leader: LeaderPart | None = None,
     processors: ProcessorRegistry | None = None,
     audit_heads: list[ParallelLMHead] | None = None,
+    tracer: Tracer | None = None,
 ) -> RankEngine:
     """Returns this rank's engine.
 
@@ -114,6 +116,7 @@ def build_engine(
         leader: Given to global rank 0.
         processors: The logit processors that requests may name.
         audit_heads: The LM heads of all slices, given to the ranks of the last stage when they audit each other.
+        tracer: Writes what this rank does; None when nobody wants to know.
     """
     blocks = VocabularyBlocks(stage.config.vocab_size)
     masks = MaskExchange(link, blocks.slice_of(group.rank, group.size).words)
@@ -156,4 +159,7 @@ def build_engine(
         sampling=sampling,
         sink=SilentSink() if leader is None else leader,
     )
-    return RankEngine(parts, in_flight_steps)
+    engine = RankEngine(parts, in_flight_steps)
+    if tracer is not None:
+        trace_engine(tracer, engine, parts, None if first_stage is None else first_stage.pool)
+    return engine
