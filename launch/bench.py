@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from launch.cli import UsageError
-from launch.exit_codes import ExitCode
 from launch.options import BenchSamplerCommand
 from launch.rank_processes import run_to_the_end
 
@@ -22,5 +21,4 @@ def run_bench(command: BenchSamplerCommand, argv: list[str]) -> int:
                 pass
         except OSError as error:
             raise UsageError(f"--json {command.json_file}: {error.strerror}") from error
-    run_to_the_end(command.ranks, argv)
-    return ExitCode.OK
+    return run_to_the_end(command.ranks, argv)

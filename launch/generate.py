@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any, TextIO
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TaskID
 
 from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_command
@@ -20,6 +19,7 @@ from launch.engine_process import AttachedEngine, Engine, StartedEngine, wait_un
 from launch.exit_codes import ExitCode
 from launch.options import GenerateCommand
 from launch.output_file import open_output, writes_text
+from launch.progress import progress_bar
 from launch.rank_processes import replace_by_agent
 from launch.request_file import InputRequest, read_requests
 from runtime.messages import (
@@ -144,7 +144,7 @@ def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str 
     else:
         engine = AttachedEngine(command.engine, front_endpoint)
     try:
-        with _progress() as progress:
+        with progress_bar() as progress:
             task = progress.add_task("starting ranks", total=None, rate="")
             ready = wait_until_ready(engine, command.engine.start_timeout_s)
             started_s = time.monotonic()
@@ -252,21 +252,6 @@ class _Batch:
             total=self._totals.requests + len(self._order),
             rate=f"{rate:.0f} tokens/s",
         )
-
-
-def _progress() -> Progress:
-    """Returns a progress bar on stderr; it shows nothing when stderr is no terminal."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _print_summary(ready: EngineReady, totals: Totals, elapsed_s: float) -> None:

@@ -65,11 +65,12 @@ class RankProcesses:
         if code is not None:
             raise self._failure(code)
 
-    def wait_for_success(self) -> None:
-        """Returns when all ranks have left with exit code 0; raises RanksFailedError otherwise."""
+    def wait_for_success(self) -> ExitCode:
+        """Returns how it went when all ranks have run to the end; raises RanksFailedError if they have not."""
         code = self._agent.wait()
-        if code != ExitCode.OK:
+        if code not in (ExitCode.OK, ExitCode.REQUESTS_FAILED):
             raise self._failure(code)
+        return ExitCode(code)
 
     def wait(self, limit_s: float) -> None:
         """Waits until all ranks have left, at most ``limit_s``."""
@@ -99,8 +100,8 @@ class RankProcesses:
         return RanksFailedError(message, code if code > 0 else ExitCode.RANK_FAILED)
 
 
-def run_to_the_end(options: RankOptions, argv: list[str]) -> None:
-    """Runs ranks that need no front side and returns when they are done.
+def run_to_the_end(options: RankOptions, argv: list[str]) -> ExitCode:
+    """Runs ranks that need no front side; returns the exit code when they are done.
 
     Raises:
         RanksFailedError: A rank failed.
@@ -109,7 +110,7 @@ def run_to_the_end(options: RankOptions, argv: list[str]) -> None:
     try:
         ranks = RankProcesses(options, argv, folder)
         try:
-            ranks.wait_for_success()
+            return ranks.wait_for_success()
         finally:
             ranks.end()
     finally:

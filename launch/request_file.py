@@ -14,6 +14,7 @@ import msgspec
 from grammar_sync.spec import GRAMMAR_FIELDS
 from launch.cli import UsageError
 from launch.options import GenerateCommand
+from runtime.json_text import DuplicateKeyError, parse_json
 from runtime.messages import ErrorInfo
 from runtime.thinking_fields import THINKING_FIELDS
 
@@ -94,7 +95,9 @@ def _parse_line(line: bytes, number: int) -> InputLine:
     user_id: Any = f"line-{number}"
     try:
         # A byte order mark may stand before the first line.
-        value = json.loads(line.decode("utf-8-sig"))
+        value = parse_json(line.decode("utf-8-sig"))
+    except DuplicateKeyError as error:
+        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number}: {error}"))
     except (ValueError, RecursionError) as error:
         return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
     if not isinstance(value, dict):

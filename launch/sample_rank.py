@@ -2,84 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any, TextIO
+import time
+from pathlib import Path
 
 import msgspec
 import torch
 import torch.distributed as dist
+from rich.progress import Progress, TaskID
 
-from launch.cli import UsageError
 from launch.environment import RankEnvironment
+from launch.exit_codes import ExitCode
 from launch.options import SampleCommand
+from launch.output_file import open_output
+from launch.progress import progress_bar
 from launch.rank_start import bring_up
-from runtime.shown_value import shown
+from launch.request_file import InputLine, read_lines
+from launch.sample_lines import IdLogprob, SampleLineError, SampleRecord, SampleStep, StepLogprobs, parse_step
+from runtime.messages import ErrorInfo
+from runtime.reports import TokenReport, token_reports
+from runtime.row_errors import WHY_NO_TOKEN
 from sampler.batch import SamplingBatchInfo
-from sampler.params import RowSampling, SamplingParams, SamplingParamsError
-from sampler.sampler import Sampler
+from sampler.sampler import RowReason, SampleOutput, Sampler
 from tp.group import TensorParallelGroup
 from tp.partition import VocabularyBlocks, VocabularySlice
 
-_NAMES = {
-    "frequency": "frequency_penalty",
-    "presence": "presence_penalty",
-    "repetition": "repetition_penalty",
-    "min_new_tokens": "min_tokens",
-}
-_OWN = ("prompt", "output", "stop_ids", "allowed", "choice")
-_NOT_REPLAYED = {
-    "bad_words": "give banned_token_ids",
-    "logit_processors": "give the logits that they returned",
-}
-_LARGEST_LOGIT = torch.finfo(torch.float32).max
-_DRAWN_AT_ONCE = 1 << 20
-_UNLIMITED_TOKENS = 1 << 31
-
-
-class SampleLineError(ValueError):
-    """A line of the input is no sampling step."""
-
-
-class SampleStep(msgspec.Struct, frozen=True):
-    """One line of the input.
-
-    Args:
-        line_id: The line's ``id``, echoed.
-        logits: The model's output over the whole vocabulary.
-        row: Parameters and history.
-        allowed: Ids that a grammar would allow; None = all.
-    """
-
-    line_id: Any
-    logits: list[float]
-    row: RowSampling
-    allowed: list[int] | None
-
-
-class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the output.
-
-    Args:
-        id: The line's.
-        status: ``OK``, ``OVERFLOW`` or ``INVALID``; ``ERROR`` when the line is no sampling step.
-        token: What seed, choice and position draw; None when nothing can be drawn.
-        support: The ids that may be drawn, ascending.
-        probs: Their probabilities.
-        counts: How often each id came in ``--draws`` draws at positions 0, 1, …
-        error: What is wrong with the line.
-    """
-
-    id: Any
-    status: str
-    token: int | None = None
-    support: list[int] = []
-    probs: list[float] = []
-    counts: dict[str, int] = {}
-    error: str | None = None
+_DRAWN_AT_ONCE = 1 << 18
 
 
 class SampleRank:
@@ -97,147 +46,151 @@ class SampleRank:
         self._environment = environment
 
     def run(self) -> int:
-        """Runs this rank from start to end; returns the exit code."""
+        """Runs this rank from start to end; returns the exit code.
+
+        Rank 0, which writes, alone says that lines failed: a code other than 0 has the other ranks ended at once.
+        """
         started = bring_up(self._command.ranks, self._environment)
         self.phase = "run"
+        group, device = started.groups.tensor_parallel, started.device
         with torch.inference_mode():
-            records = self._records(started.groups.tensor_parallel, started.device)
-            if self.tp_rank == 0:
-                self._write(records)
-            else:
-                for _ in records:
-                    pass
+            failed = self._run_first(group, device) if self.tp_rank == 0 else self._run_other(group, device)
         dist.destroy_process_group()
+        return ExitCode.REQUESTS_FAILED if failed else ExitCode.OK
+
+    def _run_other(self, group: TensorParallelGroup, device: torch.device) -> int:
+        """Takes part in every line; returns 0, as nothing is written here."""
+        replay = _Replay(self._command, group, device, None)
+        for line in read_lines(str(self._command.input_file)):
+            replay.record(line)
         return 0
 
-    def _write(self, records: Iterator[SampleRecord]) -> None:
-        path = self._command.output_file
-        if path is None:
-            _write_lines(sys.stdout, records)
-            return
+    def _run_first(self, group: TensorParallelGroup, device: torch.device) -> int:
+        """Takes part, writes the records and says what came of them; returns how many have an error record."""
+        lines = _count_lines(self._command.input_file)
+        failed, started_s = 0, time.monotonic()
+        with progress_bar() as progress, open_output(self._command.output_file) as output:
+            bar = _Bar(progress, lines, self._command.draws)
+            replay = _Replay(self._command, group, device, bar)
+            for line in read_lines(str(self._command.input_file)):
+                record = replay.record(line)
+                failed += record.error is not None
+                output.write(msgspec.json.encode(record).decode() + "\n")
+                output.flush()
+                bar.line_done()
+        _print_summary(lines, failed, self._command, time.monotonic() - started_s)
+        return failed
+
+
+class _Bar:
+    """Shows how far the run is: in draws where there are any, else in lines."""
+
+    def __init__(self, progress: Progress, lines: int, draws: int) -> None:
+        self._progress = progress
+        self._task: TaskID = progress.add_task(
+            "drawing" if draws else "replaying", total=lines * max(draws, 1), rate=""
+        )
+        self._draws = draws
+        self._lines_done = 0
+        self._started_s = time.monotonic()
+
+    def drawn(self, draws: int) -> None:
+        """Takes note of so many draws of the line under way."""
+        done = self._lines_done * self._draws + draws
+        rate = done / max(time.monotonic() - self._started_s, 1e-9)
+        self._progress.update(self._task, completed=done, rate=f"{rate:.0f} draws/s")
+
+    def line_done(self) -> None:
+        """Takes note of the end of a line."""
+        self._lines_done += 1
+        self._progress.update(self._task, completed=self._lines_done * max(self._draws, 1))
+
+
+class _Replay:
+    """Replays lines, one after the other, together with the other ranks.
+
+    Args:
+        command: What to do with each.
+        group: The ranks.
+        device: This rank's device.
+        bar: Hears of draws; None on ranks that show nothing.
+    """
+
+    def __init__(
+        self, command: SampleCommand, group: TensorParallelGroup, device: torch.device, bar: _Bar | None
+    ) -> None:
+        self._command = command
+        self._group = group
+        self._device = device
+        self._bar = bar
+
+    def record(self, line: InputLine) -> SampleRecord:
+        """Returns what comes of a line; every rank of the group calls it."""
+        if line.fields is None:
+            return SampleRecord(id=line.user_id, status="ERROR", error=line.error)
         try:
-            with path.open("w", encoding="utf-8") as file:
-                _write_lines(file, records)
-        except OSError as error:
-            raise UsageError(f"--output {path}: {error.strerror}") from error
+            step = parse_step(line.fields)
+        except SampleLineError as error:
+            return SampleRecord(id=line.user_id, status="ERROR", error=error.info)
+        except RecursionError:
+            error_info = ErrorInfo("invalid_request", "the line is nested too deeply")
+            return SampleRecord(id=line.user_id, status="ERROR", error=error_info)
+        return msgspec.structs.replace(self._replayed(step), id=line.user_id, ignored=step.ignored)
 
-    def _records(self, group: TensorParallelGroup, device: torch.device) -> Iterator[SampleRecord]:
-        with self._command.input_file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield self._record(line, number, group, device)
-
-    def _record(self, line: bytes, number: int, group: TensorParallelGroup, device: torch.device) -> SampleRecord:
-        line_id: Any = f"line-{number}"
-        try:
-            fields = json.loads(line)
-            if isinstance(fields, dict):
-                line_id = fields.get("id", line_id)
-            step = parse_step(fields, line_id)
-        except (ValueError, RecursionError) as error:
-            return SampleRecord(id=line_id, status="ERROR", error=str(error))
-        return self._replay(step, group, device)
-
-    def _replay(self, step: SampleStep, group: TensorParallelGroup, device: torch.device) -> SampleRecord:
+    def _replayed(self, step: SampleStep) -> SampleRecord:
         blocks = VocabularyBlocks(len(step.logits))
-        own = blocks.slice_of(group.rank, group.size)
+        own = blocks.slice_of(self._group.rank, self._group.size)
         sampler = Sampler(
-            group,
+            self._group,
             vocab_size=len(step.logits),
             slice_start=own.start,
             block_length=own.block_length,
             nan_policy=self._command.nan_policy,
         )
-        logits = _slice_of(step.logits, own, device)
-        mask = None if step.allowed is None else _mask_words(step.allowed, own, device)
-        batch = SamplingBatchInfo.from_rows([step.row], device=device)
-        position = len(step.row.output_ids)
-        support = sampler.support(logits.clone(), batch, [position], mask)[0]
-        output = sampler.sample(logits.clone(), batch, [position], mask)
-        token = int(output.token_ids[0])
-        counts: Counter[int] = Counter()
-        draws = self._command.draws if token >= 0 else 0
-        # As many rows as logits fit; the same number on every rank.
-        step_rows = min(draws, max(1, _DRAWN_AT_ONCE // blocks.padded_size))
-        rows = SamplingBatchInfo.from_rows([_at_any_position(step.row)] * step_rows, device=device)
-        for first in range(0, draws, max(step_rows, 1)):
-            positions = range(first, min(first + step_rows, draws))
-            if len(positions) < rows.row_count:
-                rows.filter(range(len(positions)))
-            words = None if mask is None else mask.expand(len(positions), -1)
-            drawn = sampler.sample(logits.repeat(len(positions), 1), rows, positions, words)
-            counts.update(drawn.token_ids.tolist())
+        logits = _slice_of(step.logits, own, self._device)
+        mask = None if step.allowed is None else _mask_words(step.allowed, own, self._device)
+        batch = SamplingBatchInfo.from_rows([step.row], device=self._device)
+        positions = [len(step.row.output_ids)]
+        support = sampler.support(logits.clone(), batch, positions, mask)[0]
+        output = sampler.sample(logits.clone(), batch, positions, mask)
+        if int(output.token_ids[0]) < 0:
+            return SampleRecord(id=None, status=support.status.name, error=_why(output))
+        counts = torch.zeros(len(step.logits), dtype=torch.int64)
+        for first in range(0, self._command.draws, _DRAWN_AT_ONCE):
+            stop = min(first + _DRAWN_AT_ONCE, self._command.draws)
+            at = torch.arange(first, stop, device=self._device)
+            drawn = sampler.draw_many(logits.clone(), batch, positions, at, mask)[0]
+            counts += torch.bincount(drawn.cpu(), minlength=len(counts))
+            if self._bar is not None:
+                self._bar.drawn(stop)
+        reports = token_reports(output, [step.row.params])
+        seen = counts.nonzero().squeeze(1)
         return SampleRecord(
-            id=step.line_id,
+            id=None,
             status=support.status.name,
-            token=token if token >= 0 else None,
+            token=int(output.token_ids[0]),
             support=support.ids.tolist(),
             probs=support.probabilities.tolist(),
-            counts={str(token_id): count for token_id, count in sorted(counts.items())},
+            counts={str(token_id): count for token_id, count in zip(seen.tolist(), counts[seen].tolist(), strict=True)},
+            logprobs=_logprobs(reports[0]) if reports else None,
         )
 
 
-def parse_step(fields: Any, line_id: Any) -> SampleStep:
-    """Returns the sampling step that a line describes, with names as in the case files or as in requests.
-
-    Raises:
-        SampleLineError: It is none.
-    """
-    if not isinstance(fields, dict) or not isinstance(fields.get("logits"), list) or not fields["logits"]:
-        raise SampleLineError("logits is missing: a list of numbers is needed, or of 'nan', 'inf', '-inf'")
-    logits = [_logit(index, value) for index, value in enumerate(fields["logits"])]
-    for name in fields:
-        if name in _NAMES or name in _OWN or name in SamplingParams.__struct_fields__:
-            raise SampleLineError(f"{name} stands beside params: it is needed inside")
-    given = fields.get("params", {})
-    if not isinstance(given, dict):
-        raise SampleLineError(f"params is a {type(given).__name__}: an object is needed")
-    given = {_NAMES.get(name, name): value for name, value in given.items()}
-    own = {name: given.pop(name) for name in _OWN if name in given}
-    try:
-        params = SamplingParams.parse(given, vocab_size=len(logits), max_model_len=_UNLIMITED_TOKENS)
-    except SamplingParamsError as error:
-        raise SampleLineError(str(error)) from error
-    for name, instead in _NOT_REPLAYED.items():
-        if getattr(params, name):
-            raise SampleLineError(f"{name} cannot be replayed from logits alone: {instead}")
-    ids = {name: _ids(name, own.get(name), len(logits)) for name in ("prompt", "output", "stop_ids", "allowed")}
-    choice = own.get("choice", 0)
-    if type(choice) is not int or choice < 0:
-        raise SampleLineError(f"choice is {choice!r}: an integer from 0 is needed")
-    row = RowSampling(
-        params=params,
-        seed=params.seed or 0,
-        choice=choice,
-        stop_ids=tuple(sorted({*(ids["stop_ids"] or ()), *params.stop_token_ids})),
-        prompt_ids=ids["prompt"] or (),
-        output_ids=ids["output"] or (),
-    )
-    return SampleStep(line_id, logits, row, ids["allowed"])
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as lines:
+        return sum(bool(line.strip()) for line in lines)
 
 
-def _logit(index: int, value: Any) -> float:
-    if type(value) not in (int, float) and value not in ("nan", "inf", "-inf"):
-        raise SampleLineError(f"logits[{index}] is {shown(value)}: a number, 'nan', 'inf' or '-inf' is needed")
-    if type(value) is not str and _LARGEST_LOGIT < abs(value) < math.inf:
-        allowed = f"a number in ±{_LARGEST_LOGIT:.7g} (float32), or 'inf',"
-        raise SampleLineError(f"logits[{index}] is {shown(value)}: {allowed} is needed")
-    return float(value)
+def _why(output: SampleOutput) -> ErrorInfo:
+    """Returns why the one row of a step has no token."""
+    rank = int(output.fault_ranks[0])
+    where = f"rank {rank}: " if rank >= 0 else ""
+    return ErrorInfo("sampling_error", where + WHY_NO_TOKEN[RowReason(int(output.reasons[0]))])
 
 
-def _ids(name: str, value: Any, vocab_size: int) -> list[int] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or any(type(one) is not int or not 0 <= one < vocab_size for one in value):
-        raise SampleLineError(f"{name} must be a list of ids in 0..{vocab_size - 1}")
-    return value
-
-
-def _at_any_position(row: RowSampling) -> RowSampling:
-    """Returns ``row`` with its stop ids banned or not as they are now, whatever the position of a draw."""
-    banned = len(row.output_ids) < row.params.min_tokens
-    params = msgspec.structs.replace(row.params, min_tokens=_UNLIMITED_TOKENS if banned else 0)
-    return msgspec.structs.replace(row, params=params)
+def _logprobs(report: TokenReport) -> StepLogprobs:
+    top, named = ([IdLogprob(*one) for one in pairs] for pairs in (report.top, report.named))
+    return StepLogprobs(report.logprob, top, named)
 
 
 def _slice_of(logits: list[float], own: VocabularySlice, device: torch.device) -> torch.Tensor:
@@ -257,7 +210,8 @@ def _mask_words(allowed: list[int], own: VocabularySlice, device: torch.device) 
     return torch.tensor([signed], dtype=torch.int32, device=device)
 
 
-def _write_lines(file: TextIO, records: Iterator[SampleRecord]) -> None:
-    for record in records:
-        file.write(msgspec.json.encode(record).decode() + "\n")
-    file.flush()
+def _print_summary(lines: int, failed: int, command: SampleCommand, elapsed_s: float) -> None:
+    plural = "" if lines == 1 else "s"
+    parts = [f"{lines} line{plural}", *([f"{failed} failed"] if failed else [])]
+    parts += [f"{command.draws} draws each"] if command.draws else []
+    print(f"lockstep: {', '.join(parts)} in {elapsed_s:.1f} s on TP{command.ranks.tp}", file=sys.stderr)

@@ -23,6 +23,7 @@ from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, StopRa
 from runtime.model import DecoderStage
 from runtime.plan import StepPlan, logit_rows
 from runtime.reports import ReportExchange, StepReport, TokenReport
+from runtime.row_errors import WHY_NO_TOKEN
 from runtime.sampling import SamplingPart, row_status
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
@@ -31,11 +32,6 @@ from sampler.sampler import RowReason
 from tp.group import TensorParallelGroup
 
 _NO_ROWS = SharedTokens([], [])
-_WHY = {
-    RowReason.EMPTY_SUPPORT: "no token may be drawn: everything is banned or masked",
-    RowReason.NON_FINITE: "a logit is NaN or +inf",
-    RowReason.PROCESSOR_FAILED: "a logit processor failed",
-}
 _WHY_NO_MASK = {
     RowReason.MASK_EMPTY: "allows no token here",
     RowReason.MASK_REFUSED: "refused a token that its mask allowed",
@@ -263,7 +259,7 @@ class RankEngine:
             )
             return ErrorInfo("grammar_error", message, kind)
         rank = f", rank {last * size + tp_rank}" if tp_rank >= 0 else ""
-        return ErrorInfo("sampling_error", f"step {step}, stage {last}{rank}: {_WHY[reason]}")
+        return ErrorInfo("sampling_error", f"step {step}, stage {last}{rank}: {WHY_NO_TOKEN[reason]}")
 
     def _release(self) -> None:
         parts = self._parts

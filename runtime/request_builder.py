@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, GrammarSpec, parse_grammar
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
 from runtime.chat_template import ChatTemplateError
+from runtime.json_text import DuplicateKeyError, parse_json
 from runtime.messages import ErrorInfo
 from runtime.scheduling_fields import SCHEDULING_FIELDS, SchedulingFieldError, cache_salt_of, priority_of
 from runtime.shown_value import shown
@@ -141,7 +142,9 @@ class RequestBuilder:
             RequestError: It is no JSON object, or what ``build`` refuses.
         """
         try:
-            fields = json.loads(body)
+            fields = parse_json(body)
+        except DuplicateKeyError as error:
+            raise RequestError(f"the request is ambiguous: {error}", None) from error
         except (ValueError, RecursionError) as error:
             raise RequestError(f"the request is no JSON: {error}", None) from error
         if not isinstance(fields, dict):
@@ -178,11 +181,8 @@ class RequestBuilder:
             )
             priority, cache_salt = priority_of(fields), cache_salt_of(fields)
             self._processors.check(params.logit_processors)
-            generates = grammar is not None or params.n != 1 or params.logprobs is not None or asked.wants_thinking
-            if score and generates:
-                raise RequestError(
-                    "a score takes neither a grammar nor n nor logprobs nor thinking: it generates nothing", None
-                )
+            if score:
+                _check_score(params, grammar, asked)
             prompt = self._prompt(fields, asked)
             thinking = rules_of(asked, self._markers, inside=prompt.is_thinking, has_grammar=grammar is not None)
         except GrammarError as error:
@@ -190,7 +190,7 @@ class RequestBuilder:
         except (SamplingParamsError, SchedulingFieldError, ThinkingError) as error:
             raise RequestError(str(error), error.param) from error
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        max_tokens = 0 if score else self._max_tokens(prompt.name, len(prompt.token_ids), params.max_tokens)
+        max_tokens = 0 if score else self._max_tokens(prompt.name, len(prompt.token_ids), params)
         if len(prompt.token_ids) > self._limits.kv_cache_tokens:
             raise RequestError(
                 f"{prompt.name} has {len(prompt.token_ids)} tokens: the KV cache has room for "
@@ -291,7 +291,8 @@ class RequestBuilder:
                 )
         return value
 
-    def _max_tokens(self, name: str, prompt_tokens: int, asked: int | None) -> int:
+    def _max_tokens(self, name: str, prompt_tokens: int, params: SamplingParams) -> int:
+        asked = params.max_tokens
         room = min(self._limits.max_model_len, self._limits.kv_cache_tokens) - prompt_tokens
         if room < 1:
             raise RequestError(
@@ -300,7 +301,14 @@ class RequestBuilder:
                 name,
             )
         if asked is None:
-            return min(room, self._limits.default_max_tokens)
+            asked = min(room, self._limits.default_max_tokens)
+            if params.min_tokens > asked:
+                raise RequestError(
+                    f"min_tokens is {params.min_tokens}: without max_tokens the output has {asked} tokens at most, "
+                    f"so 0..{asked} is possible",
+                    "min_tokens",
+                )
+            return asked
         if asked > room:
             limits = f"context of {self._limits.max_model_len} tokens, KV cache of {self._limits.kv_cache_tokens}"
             raise RequestError(
@@ -308,6 +316,24 @@ class RequestBuilder:
                 "max_tokens",
             )
         return asked
+
+
+def _check_score(params: SamplingParams, grammar: GrammarSpec | None, asked: ThinkingFields) -> None:
+    """Returns if a request asks for nothing that only generating gives.
+
+    Its other parameters, such as a seed, may be those of the request that is scored again: they change nothing.
+    """
+    generating = {
+        "n": params.n != 1,
+        "logprobs": params.logprobs is not None,
+        "return_support": params.return_support,
+        "" if grammar is None else grammar.kind: grammar is not None,
+        asked.wanted_by: asked.wants_thinking,
+    }
+    for name, is_given in generating.items():
+        if is_given:
+            instead = ": prompt_logprobs says how many of the likeliest ids to tell" if name == "logprobs" else ""
+            raise RequestError(f"{name} is not possible in a score, which generates nothing{instead}", name)
 
 
 def _forced_output_tokens(prompt_tokens: object, given_tokens: int) -> int:

@@ -155,8 +155,13 @@ class SamplingPart:
         top_n = sequence.params.prompt_logprobs or 0
         logits = logits[: len(following)]
         token_ids = torch.tensor(following, dtype=torch.int64, device=logits.device)
-        if sequence.max_tokens > 0 or sequence.params.logprobs_mode == "raw":
-            return prompt_reports(self._sampler.token_logprobs(logits, token_ids, top_n=top_n), top_n)
+        is_score = sequence.max_tokens == 0
+        if not is_score or sequence.params.logprobs_mode == "raw":
+            # The prompt of a request that generates is told of without the ids that it names for its output.
+            named = sequence.params.logprob_token_ids if is_score else ()
+            named_ids = token_ids.new_tensor(named).expand(len(following), -1) if named else None
+            found = self._sampler.token_logprobs(logits, token_ids, top_n=top_n, named_ids=named_ids)
+            return prompt_reports(found, top_n)
         first = len(sequence.prompt_token_ids) - sequence.forced_output_tokens
         places = range(row.start + 1, row.start + 1 + len(following))
         rows = [self._row_at(sequence, place, first) for place in places]

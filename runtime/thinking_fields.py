@@ -43,7 +43,17 @@ class ThinkingFields(NamedTuple):
     @property
     def wants_thinking(self) -> bool:
         """Whether the request asks for thinking, outright or by how it is to be done."""
-        return bool(self.enable) or self.budget is not None or self.strict
+        return bool(self.wanted_by)
+
+    @property
+    def wanted_by(self) -> str:
+        """The first field that asks for thinking; empty when none does."""
+        asks = {
+            "enable_thinking": self.enable,
+            "thinking_budget": self.budget is not None,
+            "strict_thinking": self.strict,
+        }
+        return next((name for name, is_given in asks.items() if is_given), "")
 
 
 def parse_thinking(fields: Mapping[str, Any], max_model_len: int) -> ThinkingFields:
@@ -110,8 +120,7 @@ def rules_of(
     """
     if markers is None:
         if asked.wants_thinking:
-            name = "enable_thinking" if asked.enable else "thinking_budget" if asked.budget is not None else ""
-            name = name or "strict_thinking"
+            name = asked.wanted_by
             raise ThinkingError(name, f"{name}: no reasoning markers of this model are known: give --reasoning-marker")
         return None
     if asked.enable is False:

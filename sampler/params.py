@@ -13,17 +13,20 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 GREEDY_TEMPERATURE = 1e-6
-_MAX_TEMPERATURE = 1e9
-_MAX_SEED = 2**64 - 1
-_MAX_CHOICES = 128
-_MAX_STOP_STRINGS = 16
-_MAX_LOGPROBS = 20
-_MAX_NAMED_LOGPROBS = 128
-_MAX_BAD_WORDS = 256
-_MAX_BAD_WORD_TOKENS = 64
-_MAX_PROCESSORS = 16
-_MAX_ARGS_DEPTH = 32
-_MAX_TOP_K = 2**31 - 1
+MAX_TEMPERATURE = 1e9
+MAX_SEED = 2**64 - 1
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+MAX_NAMED_LOGPROBS = 128
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 64
+MAX_PROCESSORS = 16
+MAX_ARGS_DEPTH = 32
+MAX_TOP_K = 2**31 - 1
+MAX_BIAS = 100.0
+MAX_ADDITIVE_PENALTY = 2.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000.0
 _TOKEN_ID = re.compile(r"-?[0-9]+")
 
 FilterOrder = Literal["joint", "top_k_first"]
@@ -71,7 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stop_token_ids: Ids that end a row, whatever ``ignore_eos``.
         ignore_eos: Whether the model's end-of-sequence ids do not end a row.
         min_tokens: No id that ends the row is drawn before this many tokens.
-        logit_bias: Added to the logits of these ids, each −100 to 100.
+        logit_bias: Added to the logits of these ids, each −100 to 100; two keys of one id must agree.
         frequency_penalty: −2 to 2, times how often an id was generated.
         presence_penalty: −2 to 2, once for an id that was generated.
         repetition_penalty: 0.001 to 1000, once for an id of the prompt or of the output; 1 = off.
@@ -187,19 +190,19 @@ def _check(name: str, value: object, vocab_size: int, max_model_len: int) -> obj
     """Returns the checked value of one field."""
     integers = {
         "max_tokens": (1, max_model_len),
-        "top_k": (-1, _MAX_TOP_K),
-        "seed": (0, _MAX_SEED),
-        "n": (1, _MAX_CHOICES),
+        "top_k": (-1, MAX_TOP_K),
+        "seed": (0, MAX_SEED),
+        "n": (1, MAX_CHOICES),
         "min_tokens": (0, max_model_len),
-        "logprobs": (0, _MAX_LOGPROBS),
-        "prompt_logprobs": (0, _MAX_LOGPROBS),
+        "logprobs": (0, MAX_LOGPROBS),
+        "prompt_logprobs": (0, MAX_LOGPROBS),
     }
     numbers = {
-        "temperature": (0.0, _MAX_TEMPERATURE),
+        "temperature": (0.0, MAX_TEMPERATURE),
         "min_p": (0.0, 1.0),
-        "frequency_penalty": (-2.0, 2.0),
-        "presence_penalty": (-2.0, 2.0),
-        "repetition_penalty": (0.001, 1000.0),
+        "frequency_penalty": (-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY),
+        "presence_penalty": (-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY),
+        "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
     }
     if name in integers:
         return _integer(name, value, *integers[name])
@@ -255,8 +258,8 @@ def _top_p(value: object) -> float:
 
 def _stop(value: object) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
-    allowed = f"a text or a list of at most {_MAX_STOP_STRINGS} texts, none empty"
-    if not isinstance(texts, list | tuple) or len(texts) > _MAX_STOP_STRINGS:
+    allowed = f"a text or a list of at most {MAX_STOP_STRINGS} texts, none empty"
+    if not isinstance(texts, list | tuple) or len(texts) > MAX_STOP_STRINGS:
         _refuse("stop", value, allowed)
     for text in texts:
         if not isinstance(text, str) or not text:
@@ -282,17 +285,17 @@ def _is_token_id(value: object, vocab_size: int) -> bool:
 
 def _bad_words(value: object, vocab_size: int) -> tuple[str | tuple[int, ...], ...]:
     allowed = (
-        f"a list of at most {_MAX_BAD_WORDS} texts, none empty, or lists of 1 to {_MAX_BAD_WORD_TOKENS} token ids "
+        f"a list of at most {MAX_BAD_WORDS} texts, none empty, or lists of 1 to {MAX_BAD_WORD_TOKENS} token ids "
         f"from 0 to {vocab_size - 1}"
     )
-    if not isinstance(value, list | tuple) or len(value) > _MAX_BAD_WORDS:
+    if not isinstance(value, list | tuple) or len(value) > MAX_BAD_WORDS:
         _refuse("bad_words", value, allowed)
     words: list[str | tuple[int, ...]] = []
     for word in value:
         if isinstance(word, str) and word:
             words.append(word)
             continue
-        if not isinstance(word, list | tuple) or not 1 <= len(word) <= _MAX_BAD_WORD_TOKENS:
+        if not isinstance(word, list | tuple) or not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
             _refuse("bad_words", word, allowed)
         if not all(_is_token_id(token_id, vocab_size) for token_id in word):
             _refuse("bad_words", word, allowed)
@@ -302,13 +305,13 @@ def _bad_words(value: object, vocab_size: int) -> tuple[str | tuple[int, ...], .
 
 def _logit_processors(value: object) -> tuple[ProcessorCall, ...]:
     """Returns the calls; whether the names are registered and the arguments fit, the registry says."""
-    allowed = f'a list of at most {_MAX_PROCESSORS} objects {{"name": text, "args": object}}'
-    if not isinstance(value, list | tuple) or len(value) > _MAX_PROCESSORS:
+    allowed = f'a list of at most {MAX_PROCESSORS} objects {{"name": text, "args": object}}'
+    if not isinstance(value, list | tuple) or len(value) > MAX_PROCESSORS:
         _refuse("logit_processors", value, allowed)
     calls = []
     for call in value:
-        if _depth(call, _MAX_ARGS_DEPTH + 1) > _MAX_ARGS_DEPTH:
-            _refuse("logit_processors", call, f"{allowed}, nested {_MAX_ARGS_DEPTH} deep at most")
+        if _depth(call, MAX_ARGS_DEPTH + 1) > MAX_ARGS_DEPTH:
+            _refuse("logit_processors", call, f"{allowed}, nested {MAX_ARGS_DEPTH} deep at most")
         try:
             checked = msgspec.convert(call, ProcessorCall)
             # What cannot travel to the ranks, such as an integer of more than 64 bits, is refused here.
@@ -329,7 +332,7 @@ def _depth(value: object, limit: int) -> int:
 
 def _logit_bias(value: object, vocab_size: int) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        _refuse("logit_bias", value, "an object from token ids to numbers from -100 to 100")
+        _refuse("logit_bias", value, f"an object from token ids to numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}")
     checked: dict[int, float] = {}
     for key, bias in value.items():
         is_id = isinstance(key, int) and not isinstance(key, bool)
@@ -339,7 +342,10 @@ def _logit_bias(value: object, vocab_size: int) -> dict[int, float]:
         token_id = int(key)
         if not 0 <= token_id < vocab_size:
             _refuse("logit_bias", key, f"keyed by token ids from 0 to {vocab_size - 1}")
-        checked[token_id] = _number("logit_bias", bias, -100.0, 100.0)
+        number = _number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        # "1" and "01" are one id: said alike it is said once.
+        if checked.setdefault(token_id, number) != number:
+            _refuse("logit_bias", key, f"keyed by an id once (id {token_id} has {checked[token_id]:g} already)")
     return checked
 
 
@@ -360,7 +366,7 @@ _ID_LISTS: dict[str, tuple[int, int | None]] = {
     "stop_token_ids": (0, None),
     "allowed_token_ids": (1, None),
     "banned_token_ids": (0, None),
-    "logprob_token_ids": (0, _MAX_NAMED_LOGPROBS),
+    "logprob_token_ids": (0, MAX_NAMED_LOGPROBS),
 }
 _CHOICES = {"filter_order": ("joint", "top_k_first"), "logprobs_mode": ("raw", "processed")}
 _OTHER_FIELDS: dict[str, Callable[[object], object]] = {

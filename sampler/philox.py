@@ -19,6 +19,8 @@ _WORD = 0xFFFFFFFF
 def uniform_53(seeds: torch.Tensor, choices: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Returns one uniform number per row, [B] float64 in [0, 1), a multiple of 2**-53.
 
+    Shapes that broadcast give as many numbers: [B, 1], [B, 1] and [M] give [B, M].
+
     Args:
         seeds: [B] int64, the bit pattern of an unsigned 64-bit seed: the key.
         choices: [B] int64, 0 ≤ choice < 2**32, which of a request's ``n`` choices the row is.

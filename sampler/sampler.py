@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from sampler.batch import SamplingBatchInfo
+from sampler.draw import SliceDraw
 from sampler.exchange import NON_FINITE, PROCESSOR_FAILED, exchange, in_block_order
 from sampler.group import SliceGroup
 from sampler.logprobs import LogprobRows, SliceLogprobs
@@ -22,10 +23,9 @@ from sampler.philox import uniform_53
 from sampler.processors import ProcessorRegistry, ProcessorRunner
 from sampler.reader import INFINITE_LOGIT, SliceReader
 from sampler.report import LogprobReporter, LogprobRequest
-from sampler.slices import VOCABULARY_BLOCKS, SliceShape, blocks_of, weights_in_block
-from sampler.support import pick
+from sampler.slices import VOCABULARY_BLOCKS, SliceShape, blocks_of
 from sampler.supports import RowStatus, RowSupport, report_supports
-from sampler.truncation import Searched, Step, Supports, Truncated, decide_truncated, draw_settled, search_unsettled
+from sampler.truncation import Searched, Step, Supports, Truncated, decide_truncated, search_unsettled
 
 DEFAULT_CANDIDATES = 128
 MAX_SUPPORT = 4096
@@ -142,6 +142,7 @@ class Sampler:
         self._reporter = LogprobReporter(group, self._logprobs, sanitize=self._sanitize)
         registry = ProcessorRegistry({}) if processors is None else processors
         self._processors = ProcessorRunner(registry, group, self._shape, vocab_size)
+        self._draw = SliceDraw(group, self._shape)
 
     def sample(
         self,
@@ -175,8 +176,39 @@ class Sampler:
             found = self._find_supports(step)
             if lowest is not None:
                 _set_floors_(lowest, found.truncated, found.searched)
-            self._draw_(token_ids, step, found, uniform_53(batch.seeds, batch.choices, index))
+            self._draw.once_(token_ids, step, found, uniform_53(batch.seeds, batch.choices, index))
         return self._output(opening, token_ids, lowest)
+
+    def draw_many(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatchInfo,
+        positions: Sequence[int],
+        draw_positions: torch.Tensor,
+        mask_words: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns what the rows draw at M positions of their streams, all else as at ``positions``: [B, M] int64.
+
+        Every rank of the group calls it. The supports are found once: a draw costs next to nothing. Each is what
+        ``sample`` draws there from the same support, bit for bit; −1 for an INVALID row.
+
+        Args:
+            logits: As for ``sample``.
+            batch: The rows' parameters.
+            positions: As for ``sample``: where ``min_tokens`` stands.
+            draw_positions: [M] int64, the positions to draw at, the same for all rows.
+            mask_words: As for ``sample``.
+
+        Raises:
+            SamplerError: A shape or dtype does not fit the batch.
+        """
+        step = self._begin(logits, batch, positions, mask_words).step
+        greedy = torch.where(batch.greedy & (step.reasons == 0), step.facts.largest_ids, -1)
+        token_ids = greedy.unsqueeze(1).repeat(1, len(draw_positions))
+        if bool(step.sampled.any()):
+            uniform = uniform_53(batch.seeds.unsqueeze(1), batch.choices.unsqueeze(1), draw_positions)
+            self._draw.many_(token_ids, step, self._find_supports(step), uniform)
+        return token_ids
 
     def score(
         self,
@@ -319,20 +351,6 @@ class Sampler:
         wide = torch.cat((unfiltered, searched.rows))
         return Supports(truncated, searched, wide, floors, self._block_weights(step, unfiltered, searched))
 
-    def _draw_(self, token_ids: torch.Tensor, step: Step, found: Supports, uniform: torch.Tensor) -> None:
-        """Draws the sampled rows; every rank of the group calls it.
-
-        Args:
-            token_ids: [B] int64, where the ids go.
-            step: The step.
-            found: What the rows are drawn from.
-            uniform: [B] float64 in [0, 1).
-        """
-        settled, drawn = draw_settled(found.truncated, uniform)
-        token_ids[settled] = drawn
-        if len(found.wide):
-            token_ids[found.wide] = self._draw_wide(step, found.wide, found.floors, found.masses, uniform[found.wide])
-
     def _block_weights(self, step: Step, unfiltered: torch.Tensor, searched: Searched) -> torch.Tensor:
         """Returns the supports' block masses relative to the rows' maxima, of all ranks: [N, 64] float64."""
         known = step.logits.new_empty((0, VOCABULARY_BLOCKS), dtype=torch.float64)
@@ -343,34 +361,6 @@ class Sampler:
         largest = len(blocks_of(0, self._group.size))
         padded = torch.nn.functional.pad(searched.masses, (0, largest - self._shape.blocks))
         return torch.cat((known, in_block_order(self._group.all_gather(padded))))
-
-    def _draw_wide(
-        self, step: Step, rows: torch.Tensor, floors: torch.Tensor, masses: torch.Tensor, uniform: torch.Tensor
-    ) -> torch.Tensor:
-        """Draws rows whose support no rank holds: first the block, then the id, which the block's owner resolves.
-
-        Args:
-            step: The step.
-            rows: [N] int64.
-            floors: [N] float32, the smallest value in the support; −inf for rows without a filter.
-            masses: [N, 64] float64, the support's mass in each block.
-            uniform: [N] float64.
-
-        Returns:
-            The ids, [N] int64, on every rank.
-        """
-        block, fraction = pick(masses, uniform)
-        ids = torch.full_like(rows, -1)
-        own = self._shape.holds(block).nonzero().squeeze(1)
-        if len(own):
-            local = block[own] - self._shape.first_block
-            values = step.logits.view(step.batch.row_count, self._shape.blocks, -1)[rows[own], local]
-            maxima = step.block_maxima[rows[own], block[own]].unsqueeze(1)
-            inverse = (1.0 / step.batch.temperature[rows[own]]).to(torch.float32).unsqueeze(1)
-            weights = weights_in_block(values, maxima, inverse).masked_fill_(values < floors[own].unsqueeze(1), 0.0)
-            index, _ = pick(weights.to(torch.float64), fraction[own])
-            ids[own] = self._shape.start + local * self._shape.block_length + index
-        return self._group.all_reduce_max_(ids)
 
 
 def _set_floors_(floors: torch.Tensor, truncated: Truncated, searched: Searched) -> None:

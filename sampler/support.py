@@ -138,13 +138,19 @@ def pick(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, to
     Returns:
         [N] int64, and [N] float64 in [0, 1).
     """
+    index, fraction = pick_many(weights, uniform.unsqueeze(1))
+    return index.squeeze(1), fraction.squeeze(1)
+
+
+def pick_many(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what ``pick`` does for M numbers a row: [N, M] int64 and float64 from [N, K] and [N, M] float64."""
     cumulated = weights.cumsum(dim=1)
     total = cumulated[:, -1:].contiguous()
-    target = uniform.unsqueeze(1) * total
+    target = uniform * total
     # The product may round up to the total; the last index with any weight is the first to reach it.
     index = torch.minimum(
         torch.searchsorted(cumulated, target, right=True), torch.searchsorted(cumulated, total, right=False)
     )
     before = torch.nn.functional.pad(cumulated, (1, 0)).gather(1, index)
     fraction = (target - before) / weights.gather(1, index)
-    return index.squeeze(1), fraction.squeeze(1).clamp(0.0, 1.0 - 2.0**-53)
+    return index, fraction.clamp(0.0, 1.0 - 2.0**-53)

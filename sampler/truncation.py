@@ -11,7 +11,7 @@ from sampler.exchange import SliceFacts
 from sampler.group import SliceGroup
 from sampler.search import Goals, Head, find_thresholds, hold, without_limit
 from sampler.slices import SliceShape
-from sampler.support import Decision, RowFilters, decide, pick, relative_weights
+from sampler.support import Decision, RowFilters, decide, relative_weights
 
 _NONE = float("-inf")
 _ROWS_AT_ONCE = 64
@@ -101,23 +101,6 @@ def decide_truncated(step: Step) -> Truncated:
     )
     decision = decide(values, filters, maxima=maxima, temperature=temperature, total=step.total_mass(rows))
     return Truncated(rows, ids, values, filters, decision)
-
-
-def draw_settled(truncated: Truncated, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rows that the candidates settle and the ids drawn: [N] int64 each, the same on every rank.
-
-    Args:
-        truncated: From ``decide_truncated``.
-        uniform: [B] float64 in [0, 1).
-    """
-    decision = truncated.decision
-    settled = decision.settled
-    ids = torch.where(decision.inside, truncated.ids, torch.iinfo(torch.int64).max)[settled]
-    ascending = ids.sort(dim=1)
-    weights = torch.where(decision.inside, decision.weights, 0.0)[settled].gather(1, ascending.indices)
-    rows = truncated.rows[settled]
-    index, _ = pick(weights, uniform[rows])
-    return rows, ascending.values.gather(1, index.unsqueeze(1)).squeeze(1)
 
 
 @dataclass(frozen=True)

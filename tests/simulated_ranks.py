@@ -161,6 +161,25 @@ class SlicedSampler:
             assert_same_output(outputs[0], output)
         return outputs[0]
 
+    def draw_many(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[RowSampling],
+        positions: Sequence[int],
+        draw_positions: Sequence[int],
+        mask_words: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns rank 0's draws at many positions after checking that all ranks have the same."""
+
+        def call(
+            sampler: Sampler, own: torch.Tensor, batch: SamplingBatchInfo, words: torch.Tensor | None
+        ) -> torch.Tensor:
+            return sampler.draw_many(own, batch, positions, torch.tensor(draw_positions), words)
+
+        outputs = self._run(logits, rows, mask_words, call)
+        assert all(torch.equal(output, outputs[0]) for output in outputs)
+        return outputs[0]
+
     def score(
         self,
         logits: torch.Tensor,

@@ -54,6 +54,7 @@ PROCESSED: dict[str, Any] = {
 }
 LINES: dict[str, dict[str, Any]] = {
     "asked": REQUEST,
+    "named": {**REQUEST, "logprobs": None, "logprob_token_ids": [7, 2000]},
     "plain": {name: value for name, value in REQUEST.items() if "logprobs" not in name},
     "even": {**REQUEST, **CALL, "return_support": True},
     "bad argument": {**REQUEST, "logit_processors": [{"name": "OnlyEven", "args": {"first": "x"}}]},
@@ -105,6 +106,16 @@ def test_logprobs_of_tokens_and_prompt(generated: dict[str, list[dict[str, Any]]
         assert info["logprob"] <= top[0]
 
 
+def test_named_ids_are_told_of_generated_tokens_alone(generated: dict[str, list[dict[str, Any]]]) -> None:
+    (asked,), (named,) = generated["asked"], generated["named"]
+    assert named["token_ids"] == asked["token_ids"]
+    assert named["prompt_logprobs"] == asked["prompt_logprobs"]
+    for info, other in zip(named["logprobs"], asked["logprobs"], strict=True):
+        assert "top_logprobs" not in info
+        assert info["logprob"] == other["logprob"]
+        assert [one["token_id"] for one in info["named_logprobs"]] == [7, 2000]
+
+
 def test_choices_have_their_own_logprobs_and_one_prompt(generated: dict[str, list[dict[str, Any]]]) -> None:
     first, second = generated["choices"]
     assert first["logprobs"] == generated["asked"][0]["logprobs"]
@@ -148,11 +159,23 @@ def test_score_equals_recorded_logprobs(model: str, generated: dict[str, list[di
     replayed |= {"prompt_token_ids": [*prompt, *processed["token_ids"]], "prompt_tokens": len(prompt)}
     replayed |= {"prompt_logprobs": 2}
     lines = [{"prompt_token_ids": ids}, {"prompt": REQUEST["prompt"]}, {"prompt": "x", "n": 2}, {"prompt": ""}]
+    lines[0] |= {"logprob_token_ids": [5, 2000]}
+    replayed |= {"logprob_token_ids": [7, 3]}
     lines += [replayed, {**replayed, "prompt_tokens": 0}, {**replayed, "temperature": 1.4, "prompt_tokens": None}]
     outcome = score(model, lines, "--tp", "2", "--top", "3")
     assert outcome.returncode == ExitCode.REQUESTS_FAILED
     scored, text, several, empty, again, nothing, hotter = outcome.records()
     assert nothing["error"]["param"] == "prompt_tokens"
+    # Of every scored token: raw of any id, processed with its bias, or the floor for a banned one.
+    for info in scored["prompt_logprobs"][1:]:
+        named = {one["token_id"]: one["logprob"] for one in info["named_logprobs"]}
+        assert set(named) == {5, 2000}
+        assert named.get(info["token_id"], info["logprob"]) == info["logprob"]
+        assert all(-30 < value < info["top_logprobs"][0]["logprob"] + 1e-6 for value in named.values())
+    for info in again["prompt_logprobs"][1:]:
+        named = {one["token_id"]: one["logprob"] for one in info["named_logprobs"]}
+        assert named[3] == -9999
+        assert -9999 < named[7] < 0
     for info, drawn in zip(again["prompt_logprobs"][len(prompt) :], processed["logprobs"], strict=True):
         assert info["token_id"] == drawn["token_id"]
         assert info["logprob"] == pytest.approx(drawn["logprob"], abs=1e-4)
@@ -164,6 +187,7 @@ def test_score_equals_recorded_logprobs(model: str, generated: dict[str, list[di
         info["logprob"] for info in again["prompt_logprobs"][1:]
     ]
     assert several["error"]["code"] == empty["error"]["code"] == "invalid_request"
+    assert several["error"]["param"] == "n"
     assert scored["token_ids"] == []
     assert scored["usage"] == {"prompt_tokens": len(ids), "completion_tokens": 0, "total_tokens": len(ids)}
     told = scored["prompt_logprobs"]
@@ -172,6 +196,10 @@ def test_score_equals_recorded_logprobs(model: str, generated: dict[str, list[di
     recorded = [*asked["prompt_logprobs"][1:], *asked["logprobs"]]
     assert [info["logprob"] for info in told[1:]] == pytest.approx([info["logprob"] for info in recorded], abs=1e-4)
     assert text["prompt_logprobs"][1:] == [
-        {**info, "logprob": pytest.approx(info["logprob"], abs=1e-4), "top_logprobs": other["top_logprobs"]}
+        {
+            **{name: value for name, value in info.items() if name != "named_logprobs"},
+            "logprob": pytest.approx(info["logprob"], abs=1e-4),
+            "top_logprobs": other["top_logprobs"],
+        }
         for info, other in zip(told[1 : len(prompt)], text["prompt_logprobs"][1:], strict=True)
     ]

@@ -95,7 +95,7 @@ def _count(
             info.seeds.random_(-(2**63), None, generator=generator)
         positions = torch.arange(first, first + batch) * seeded
         token_ids = torch.full((batch,), -1)
-        sampler._draw_(token_ids, step, found, uniform_53(info.seeds, info.choices, positions))
+        sampler._draw.once_(token_ids, step, found, uniform_53(info.seeds, info.choices, positions))
         counts += torch.bincount(token_ids, minlength=vocab_size).numpy()
     assert counts.sum() == draws
     return counts

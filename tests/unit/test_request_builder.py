@@ -408,3 +408,54 @@ def test_a_prompt_to_score_must_fit_into_the_kv_cache() -> None:
     assert builder(kv_cache_tokens=3).build({"prompt": "abc"}, score=True).max_tokens == 0
     with pytest.raises(RequestError, match="prompt has 4 tokens: the KV cache has room for 3"):
         builder(kv_cache_tokens=3).build({"prompt": "abcd"}, score=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("logprobs", 0),
+        ("return_support", True),
+        ("regex", "a"),
+        ("json_schema", {"type": "object"}),
+        ("json_object", True),
+        ("choice", ["a"]),
+    ],
+)
+def test_a_score_refuses_by_name_what_only_generating_gives(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"^{name} is not possible in a score") as caught:
+        builder().build({"prompt": "ab", name: value}, score=True)
+    assert caught.value.info.param == name
+
+
+def test_a_score_takes_the_parameters_of_the_request_that_is_scored_again() -> None:
+    fields = {
+        "prompt": "ab",
+        "seed": 3,
+        "top_p": 0.5,
+        "max_tokens": 5,
+        "stop": ["x"],
+        "return_support": False,
+        "logprob_token_ids": [4],
+        "logprobs": None,
+        "n": 1,
+    }
+    request = builder().build(fields, score=True)
+    assert (request.max_tokens, request.params.logprob_token_ids, request.params.prompt_logprobs) == (0, (4,), 0)
+
+
+def test_min_tokens_beyond_what_the_default_allows_is_refused() -> None:
+    door = RequestBuilder(ByteTokenizer(), RequestLimits(VOCAB, MAX_LEN, 1000, 20))
+    assert door.build({"prompt": "ab", "min_tokens": 20}).max_tokens == 20
+    assert door.build({"prompt": "ab", "min_tokens": 30, "max_tokens": 40}).params.min_tokens == 30
+    for prompt, most in (("ab", 20), ("a" * (MAX_LEN - 5), 5)):
+        with pytest.raises(RequestError, match=f"without max_tokens the output has {most} tokens at most") as caught:
+            door.build({"prompt": prompt, "min_tokens": 21})
+        assert caught.value.info.param == "min_tokens"
+    # Nothing is generated, so nothing is too short.
+    assert door.build({"prompt": "ab", "min_tokens": 30}, score=True).params.min_tokens == 30
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"^the request is ambiguous: the key 'seed' stands twice in one object$"):
+        builder().parse('{"prompt": "ab", "seed": 1, "seed": 2}')

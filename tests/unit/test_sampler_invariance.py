@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from simulated_ranks import SimulatedRank, SlicedSampler, mask_of, padded_logits, run_simulated
@@ -60,6 +61,34 @@ def _batch(seed: int, vocab_size: int = _VOCAB) -> tuple[torch.Tensor, list[RowS
         for _ in rows
     ]
     return logits, rows, [source.randrange(100) for _ in rows], mask_of(allowed, vocab_size)
+
+
+@pytest.mark.parametrize("candidates", [128, 2])
+def test_many_draws_of_one_step_are_the_draws_of_many_steps(candidates: int) -> None:
+    logits, rows, _, mask = _batch(5)
+    # A ban that ends at a position stands as at the step's: not here.
+    rows = [msgspec.structs.replace(row, params=msgspec.structs.replace(row.params, min_tokens=0)) for row in rows]
+    logits[3], logits[4, 17] = float("-inf"), float("nan")
+    at = [0, 1, 2, 7, 1_000, 2**33]
+    expected = torch.stack(
+        [
+            SlicedSampler(1, _VOCAB, candidates=candidates).sample(logits, rows, [place] * _ROWS, mask).token_ids
+            for place in at
+        ],
+        dim=1,
+    )
+    assert expected[3].tolist() == expected[4].tolist() == [-1] * len(at)
+    for size in (1, 3, 8):
+        sampler = SlicedSampler(size, _VOCAB, candidates=candidates)
+        assert torch.equal(sampler.draw_many(logits, rows, [0] * _ROWS, at, mask), expected)
+
+
+def test_many_draws_keep_the_bans_of_their_step() -> None:
+    logits = torch.zeros(2, _VOCAB)
+    row = RowSampling(params=SamplingParams(min_tokens=5), seed=4, stop_ids=tuple(range(1, _VOCAB)))
+    drawn = SlicedSampler(2, _VOCAB).draw_many(logits, [row, row], [4, 5], range(100))
+    assert drawn[0].tolist() == [0] * 100
+    assert len(set(drawn[1].tolist())) > 50
 
 
 @pytest.mark.parametrize("candidates", [128, 2])

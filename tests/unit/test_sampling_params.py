@@ -71,7 +71,7 @@ def test_defaults_and_nulls() -> None:
         ("ignore_eos", True, True),
         ("min_tokens", 5, 5),
         ("logit_bias", {"7": -100, 8: 1.5}, {7: -100.0, 8: 1.5}),
-        ("logit_bias", {"7": 1, "07": 2}, {7: 2.0}),
+        ("logit_bias", {"7": 1, "07": 1.0, 7: 1}, {7: 1.0}),
         ("logit_bias", {}, {}),
         ("frequency_penalty", -2, -2.0),
         ("presence_penalty", 2.0, 2.0),
@@ -122,6 +122,8 @@ def test_good_values(field: str, value: object, expected: object) -> None:
                 {" 7": 1},
                 {"٣": 1},
                 {"9" * 5000: 1},
+                {"7": 1, "07": 2},
+                {"007": 0, 7: -1},
                 {True: 1},
                 {1.5: 1},
                 {"7": _INF},
@@ -174,6 +176,11 @@ def test_bad_values_name_field_and_range(field: str, values: list[object]) -> No
         assert ", not " in message
         assert len(message) < 250
         assert "\n" not in message
+
+
+def test_two_keys_of_one_id_that_differ_are_named() -> None:
+    with pytest.raises(SamplingParamsError, match=r"by an id once \(id 7 has 1.5 already\), not '07'$"):
+        _parse(logit_bias={"3": 2, "7": 1.5, "07": 2})
 
 
 def test_unknown_fields_are_refused_by_name() -> None:

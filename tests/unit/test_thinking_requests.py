@@ -171,8 +171,11 @@ def test_a_model_without_markers_cannot_be_asked_to_think(fields: Mapping[str, A
 
 
 def test_a_score_does_not_think() -> None:
-    with pytest.raises(RequestError, match="nor thinking"):
-        builder().build({"prompt": "a b", "thinking_budget": 3}, score=True)
+    for name, value in (("thinking_budget", 3), ("enable_thinking", True), ("strict_thinking", True)):
+        with pytest.raises(RequestError, match=f"^{name} is not possible in a score") as caught:
+            builder().build({"prompt": "a b", name: value}, score=True)
+        assert caught.value.info.param == name
+    assert builder().build({"prompt": "a b", "enable_thinking": False}, score=True).max_tokens == 0
 
 
 def test_a_request_that_will_not_think_drops_the_command_line_s_budget() -> None:

@@ -1,0 +1,34 @@
+"""JSON as clients write it, of which nothing is dropped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from runtime.shown_value import shown
+
+
+class DuplicateKeyError(ValueError):
+    """An object has a key twice: one of the two values would be lost."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns what JSON text says.
+
+    Raises:
+        DuplicateKeyError: An object in it has a key twice.
+        ValueError: It is no JSON.
+        RecursionError: It is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise DuplicateKeyError(f"the key {shown(name)} stands twice in one object")
+            seen.add(name)
+    return fields

@@ -1,0 +1,47 @@
+"""JSON of clients: a key that stands twice would lose a value, wherever it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.request_file import read_lines
+from runtime.json_text import DuplicateKeyError, parse_json
+
+
+def test_json_is_read_as_it_is() -> None:
+    assert parse_json('{"a": [{"b": 1}, {"b": 2}], "c": null, "": 0.5}') == {
+        "a": [{"b": 1}, {"b": 2}],
+        "c": None,
+        "": 0.5,
+    }
+    assert parse_json(b"[1]") == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('{"a": 1, "b": 2, "a": 1}', "a"),
+        ('{"x": [{"logit_bias": {"1": 2, "1": 3}}]}', "1"),
+        ('{"\\u0061": 1, "a": 2}', "a"),
+    ],
+)
+def test_a_key_that_stands_twice_is_named(text: str, key: str) -> None:
+    with pytest.raises(DuplicateKeyError, match=f"^the key '{key}' stands twice in one object$"):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "{", "nul"])
+def test_what_is_no_json_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"char \d"):
+        parse_json(text)
+
+
+def test_a_line_with_a_key_twice_is_wrong_alone(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": 1, "prompt": "a", "seed": 1, "seed": 2}\n{"id": 2, "prompt": "a"}\n')
+    wrong, right = read_lines(str(path))
+    assert wrong.error is not None
+    assert wrong.error.message == "line 1: the key 'seed' stands twice in one object"
+    assert right.error is None
