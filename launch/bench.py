@@ -1,24 +1,28 @@
-"""``lockstep bench``: runs the ranks of a benchmark, of which the first prints the table and writes the figures."""
+"""``lockstep bench``: which benchmark it is, and what is checked before any of them."""
 
 from __future__ import annotations
 
-from launch.cli import UsageError
-from launch.options import BenchSamplerCommand
+from launch.bench_decode import run_bench_decode
+from launch.checks import check_json_file
+from launch.options import BenchDecodeCommand, BenchSamplerCommand
 from launch.rank_processes import run_to_the_end
 
 
-def run_bench(command: BenchSamplerCommand, argv: list[str]) -> int:
+def run_bench(command: BenchSamplerCommand | BenchDecodeCommand, argv: list[str], front_endpoint: str | None) -> int:
     """Runs the benchmark; returns the exit code.
 
+    Args:
+        command: What to measure.
+        argv: The command line, run again by each rank.
+        front_endpoint: Where the leader that started this process connects; None when this process starts the ranks.
+
     Raises:
-        UsageError: The JSON file cannot be written.
+        UsageError: An option is wrong, the JSON file cannot be written, or a peer cannot run.
         RanksFailedError: A rank failed.
+        BenchError: The engine did not do what is to be measured.
     """
-    if command.json_file is not None:
-        # Now, and not after minutes.
-        try:
-            with command.json_file.open("ab"):
-                pass
-        except OSError as error:
-            raise UsageError(f"--json {command.json_file}: {error.strerror}") from error
+    check_json_file(command.json_file)
+    if isinstance(command, BenchDecodeCommand):
+        return run_bench_decode(command, argv, front_endpoint)
+    # The first rank prints the table and writes the figures.
     return run_to_the_end(command.ranks, argv)

@@ -24,14 +24,25 @@ def check_command(command: GenerateCommand) -> None:
         UsageError: An option or a file is wrong.
         CheckpointError, ModelConfigError, StagePartitionError: The model is, or cannot be cut as asked.
     """
-    config = open_checkpoint(command.engine.model).config
-    check_parallel(config, command.engine.tp, command.engine.pp)
-    _check_kv_cache(config, command.engine)
+    config = check_engine(command.engine)
     _check_defaults(command, config)
-    _check_grammar_cache_dir(command.engine.grammar_cache_dir)
     check_files(command.input_file, command.output_file)
-    if command.engine.trace is not None:
-        check_target("--trace", command.engine.trace)
+
+
+def check_engine(engine: EngineOptions) -> ModelConfig:
+    """Returns the model's configuration if model, layout and folders are such that an engine can start.
+
+    Raises:
+        UsageError: An option is wrong.
+        CheckpointError, ModelConfigError, StagePartitionError: The model is, or cannot be cut as asked.
+    """
+    config = open_checkpoint(engine.model).config
+    check_parallel(config, engine.tp, engine.pp)
+    _check_kv_cache(config, engine)
+    _check_grammar_cache_dir(engine.grammar_cache_dir)
+    if engine.trace is not None:
+        check_target("--trace", engine.trace)
+    return config
 
 
 def _check_kv_cache(config: ModelConfig, engine: EngineOptions) -> None:
@@ -106,3 +117,18 @@ def check_target(option: str, target: Path) -> None:
         raise UsageError(f"{option} {target}: its folder does not exist")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise UsageError(f"{option} {target}: it cannot be written")
+
+
+def check_json_file(path: Path | None) -> None:
+    """Returns if figures can be written there: said now, and not after minutes.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    if path is None:
+        return
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(f"--json {path}: {error.strerror}") from error

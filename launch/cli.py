@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +11,7 @@ from typer.exceptions import TyperException
 
 from launch import cli_bench, cli_grammar
 from launch import cli_types as types
+from launch.cli_engine import engine_options
 from launch.cli_groups import (
     EngineGroup,
     GeneratingGroup,
@@ -22,7 +22,6 @@ from launch.cli_groups import (
     given_fields,
     spread,
 )
-from launch.default_model import default_model
 from launch.exit_codes import ExitCode
 from launch.options import (
     Command,
@@ -96,7 +95,7 @@ def generate(
     grammars = cli_grammar.grammar_fields(grammar) | cli_grammar.grammar_options(details)
     if bool(prompts) == (input_file is not None):
         raise UsageError("give prompts, or --input FILE (- for stdin), but not both")
-    options = _engine(engine, generating)
+    options = engine_options(engine, generating)
     return GenerateCommand(
         engine=options,
         nodes=_nodes(options, nodes),
@@ -122,7 +121,7 @@ def score(
     if input_file is None:
         raise UsageError("give --input FILE (- for stdin): one prompt, prompt_token_ids or messages a line")
     return GenerateCommand(
-        engine=_engine(engine, GeneratingGroup()),
+        engine=engine_options(engine, GeneratingGroup()),
         nodes=NodeOptions(),
         input_file=input_file,
         output_file=output,
@@ -174,37 +173,6 @@ def trace_summary(
     return TraceSummaryCommand(trace=trace, as_json=as_json)
 
 
-def _engine(engine: EngineGroup, generating: GeneratingGroup) -> EngineOptions:
-    return EngineOptions(
-        model=engine.model if engine.model is not None else default_model(),
-        tp=engine.tp,
-        pp=engine.pp,
-        pp_layers=None if engine.pp_layers is None else _counts(engine.pp_layers),
-        dtype=engine.dtype,
-        products=engine.products,
-        device=engine.device,
-        max_model_len=engine.max_model_len,
-        max_num_seqs=engine.max_num_seqs,
-        max_batch_tokens=engine.max_batch_tokens,
-        kv_cache_bytes=engine.kv_cache_bytes,
-        prefix_cache=engine.prefix_cache,
-        threads_per_rank=engine.threads_per_rank,
-        trace=engine.trace,
-        group_timeout_s=_seconds("--group-timeout", generating.group_timeout),
-        start_timeout_s=_seconds("--start-timeout", generating.start_timeout),
-        grammar_timeout_s=_seconds("--grammar-timeout", generating.grammar_timeout),
-        grammar_backend=generating.grammar_backend,
-        grammar_memory_bytes=generating.grammar_memory_bytes,
-        grammar_cache_bytes=generating.grammar_cache_bytes,
-        grammar_cache_dir=generating.grammar_cache_dir,
-        reasoning_marker=generating.reasoning_marker,
-        reasoning_start_marker=generating.reasoning_start_marker,
-        post_check=generating.post_check,
-        logit_processors=tuple(generating.logit_processors or ()),
-        audit=generating.audit,
-    )
-
-
 def _nodes(engine: EngineOptions, nodes: NodeGroup) -> NodeOptions:
     nnodes, node_rank = nodes.nnodes, nodes.node_rank
     if nnodes > 1 and nodes.rdzv_endpoint is None:
@@ -216,16 +184,3 @@ def _nodes(engine: EngineOptions, nodes: NodeGroup) -> NodeOptions:
     if engine.world_size % nnodes:
         raise UsageError(f"--tp {engine.tp} x --pp {engine.pp} ranks do not spread evenly over --nnodes {nnodes}")
     return NodeOptions(**asdict(nodes))
-
-
-def _seconds(option: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise UsageError(f"{option} is {value}: a finite number of seconds is needed")
-    return value
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--pp-layers is {text!r}: numbers of layers such as 8,7 are needed")
-    return tuple(int(part) for part in parts)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import BadParameter
 
 from launch.bench_cases import CASES
-from launch.options import BenchSamplerCommand, Command, RankOptions
+from launch.cli_engine import counts, engine_options
+from launch.cli_groups import EngineGroup, GeneratingGroup, spread
+from launch.options import BenchDecodeCommand, BenchSamplerCommand, Command, RankOptions
 
 app = typer.Typer(
     help="Measures a part of Lockstep against plain torch and the hardware's floor.", no_args_is_help=True
@@ -18,6 +20,9 @@ app = typer.Typer(
 # One contestant may take long on one rank while the others wait for it.
 _GROUP_TIMEOUT_S = 600.0
 _NAMES = tuple(case.name for case in CASES)
+
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Where to write every figure.", show_default="nowhere")]
 
 
 def _case_names(text: str | None) -> tuple[str, ...]:
@@ -46,9 +51,7 @@ def sampler(
         int | None, typer.Option(min=1, help="CPU threads of a rank.", show_default="cores ÷ ranks")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of each contestant, in turn.")] = 20,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Where to write every figure.", show_default="nowhere")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> Command:
     """Times the sampler, case by case, against plain torch samplers and one pass over the logits."""
     return BenchSamplerCommand(
@@ -59,3 +62,43 @@ def sampler(
         repeats=repeats,
         json_file=json_file,
     )
+
+
+@app.command()
+@spread
+def decode(
+    *,
+    batches: Annotated[str, typer.Option(help="Comma-separated: sequences that decode together.")] = "1,8,32",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt of each sequence.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=3, help="Tokens to generate for each sequence.")] = 64,
+    prefill_tokens: Annotated[
+        int, typer.Option(min=0, help="Prompt of the case that measures the first token alone; 0 = none.")
+    ] = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each contestant, in turn.")] = 3,
+    constrained: Annotated[bool, typer.Option(help="Run each case under a JSON Schema on every row too.")] = True,
+    peer: Annotated[
+        Literal["transformers", "none"],
+        typer.Option(help="What to compare with: generate of transformers, in the same dtype, with as many threads."),
+    ] = "transformers",
+    json_file: JsonFile = None,
+    engine: EngineGroup,
+) -> Command:
+    """Times decoding, with and without a grammar, against transformers and the memory's speed."""
+    return BenchDecodeCommand(
+        engine=engine_options(engine, GeneratingGroup()),
+        batches=_batches(batches),
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        prefill_tokens=prefill_tokens,
+        repeats=repeats,
+        constrained=constrained,
+        peer=peer,
+        json_file=json_file,
+    )
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    batches = counts("--batches", text, "numbers of sequences such as 1,8,32")
+    if 0 in batches:
+        raise BadParameter(f"--batches is {text!r}: numbers of sequences such as 1,8,32 are needed")
+    return batches

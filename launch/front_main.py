@@ -7,6 +7,7 @@ import signal
 import sys
 
 from launch.bench import run_bench
+from launch.bench_decode import BenchError
 from launch.check_grammar import become_checker
 from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
@@ -15,6 +16,7 @@ from launch.environment import FRONT_ENDPOINT
 from launch.exit_codes import ExitCode
 from launch.generate import run_generate
 from launch.options import (
+    BenchDecodeCommand,
     BenchSamplerCommand,
     CheckGrammarCommand,
     DoctorCommand,
@@ -54,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error), ExitCode.USAGE)
     except RanksFailedError as error:
         return _fail(str(error), error.exit_code)
-    except ClientSocketError as error:
+    except (ClientSocketError, BenchError) as error:
         return _fail(str(error), ExitCode.INTERNAL)
     except KeyboardInterrupt:
         return _fail("interrupted", ExitCode.INTERRUPTED)
@@ -73,8 +75,8 @@ def _run(argv: list[str]) -> int:
             code = run_doctor(command)
         case CheckGrammarCommand():
             code = become_checker(command, argv)
-        case BenchSamplerCommand():
-            code = run_bench(command, argv)
+        case BenchSamplerCommand() | BenchDecodeCommand():
+            code = run_bench(command, argv, os.environ.get(FRONT_ENDPOINT))
         case TraceSummaryCommand():
             code = print_summary(command)
         case _:

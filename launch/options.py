@@ -227,6 +227,38 @@ class TraceSummaryCommand(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
+class BenchDecodeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep bench decode``.
+
+    Args:
+        engine: The engine.
+        batches: Sequences that decode together, one case each.
+        prompt_tokens: Of each sequence.
+        new_tokens: To generate for each.
+        prefill_tokens: Prompt of the case that measures the time to the first token; 0 = no such case.
+        repeats: Runs of each contestant, in turn.
+        constrained: Whether to run each case under a JSON Schema too.
+        peer: What to compare with.
+        json_file: Where to write every figure; None = nowhere.
+    """
+
+    engine: EngineOptions
+    batches: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+    prefill_tokens: int
+    repeats: int
+    constrained: bool
+    peer: Literal["transformers", "none"]
+    json_file: Path | None
+
+
 Command = (
-    GenerateCommand | SampleCommand | DoctorCommand | CheckGrammarCommand | BenchSamplerCommand | TraceSummaryCommand
+    GenerateCommand
+    | SampleCommand
+    | DoctorCommand
+    | CheckGrammarCommand
+    | BenchSamplerCommand
+    | BenchDecodeCommand
+    | TraceSummaryCommand
 )

@@ -13,7 +13,7 @@ from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
-from launch.options import BenchSamplerCommand, GenerateCommand, SampleCommand
+from launch.options import BenchDecodeCommand, BenchSamplerCommand, GenerateCommand, SampleCommand
 from launch.rank import Rank
 from launch.run_folder import RankReport, RunFolder
 from launch.sample_rank import SampleRank
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
     rank: Rank | SampleRank | BenchSamplerRank
     match command:
-        case GenerateCommand():
+        case GenerateCommand() | BenchDecodeCommand():
             rank = Rank(command.engine, environment, arguments)
         case SampleCommand():
             rank = SampleRank(command, environment)
