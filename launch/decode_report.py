@@ -10,6 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+# A client that gets no time sees tokens of several steps at once.
+_CLOCK_S = 1e-6
+
 
 class Spread(msgspec.Struct, frozen=True):
     """Milliseconds of many samples.
@@ -57,10 +60,10 @@ class DecodeFigures(msgspec.Struct, frozen=True):
         rates, firsts, gaps = [], [], []
         for run in runs:
             first, last = max(times[0] for times in run), max(times[-1] for times in run)
-            rates.append(sum(len(times) - 1 for times in run) / (last - first))
+            rates.append(sum(len(times) - 1 for times in run) / max(last - first, _CLOCK_S))
             firsts.append(first)
             for times in run:
-                gaps += [after - before for before, after in pairwise(times)]
+                gaps += [max(after - before, _CLOCK_S) for before, after in pairwise(times)]
         return cls(statistics.median(rates), Spread.of(firsts), Spread.of(gaps))
 
 

@@ -22,12 +22,12 @@ def test_it_measures_every_contestant(model: Path, tmp_path: Path) -> None:
     sizes = ("--batches", "1,3", "--prompt-tokens", "9", "--new-tokens", "5", "--prefill-tokens", "30")
     threads = ("--threads-per-rank", "1")
     outcome = run(
-        *(*LOCKSTEP, "bench", "decode", "--model", str(model), "--tp", "2", *sizes, *threads, "--repeats", "1"),
+        *(*LOCKSTEP, "bench", "decode", "--model", str(model), *sizes, *threads, "--repeats", "1"),
         *("--json", str(figures)),
     )
     assert outcome.returncode == ExitCode.OK, outcome.stderr
     document = json.loads(figures.read_text())
-    assert (document["bench"], document["tp"], document["dtype"]) == ("decode", 2, "float32")
+    assert (document["bench"], document["threads"], document["dtype"]) == ("decode", 1, "float32")
     assert document["peer"].startswith("transformers 5")
     assert [(case["batch"], case["prompt_tokens"], case["new_tokens"]) for case in document["cases"]] == [
         (1, 9, 5),

@@ -38,6 +38,12 @@ def test_figures_of_runs() -> None:
     assert figures.inter_token.median_ms == pytest.approx(550.0)
 
 
+def test_tokens_that_come_at_once_have_a_rate() -> None:
+    figures = DecodeFigures.of([[[1.0, 1.0, 1.0]]])
+    assert figures.inter_token.median_ms == pytest.approx(1e-3)
+    assert figures.tokens_per_s == pytest.approx(2e6)
+
+
 def _figures(tokens_per_s: float, first_ms: float, between_ms: float) -> DecodeFigures:
     first, between = (Spread(one, one, one, one) for one in (first_ms, between_ms))
     return DecodeFigures(tokens_per_s, first, between)
