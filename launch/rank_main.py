@@ -23,6 +23,7 @@ from pp.link import LinkError
 from runtime.checkpoint_layout import CheckpointError
 from runtime.tokenizer import TokenizerError
 from runtime.trace_part import TraceFileError
+from sampler.processors import ProcessorLoadError
 from tp.group import CollectiveError
 
 _CONSEQUENCES = (CollectiveError, LinkError, StartError)
@@ -87,6 +88,8 @@ def _report(rank: Rank | SampleRank | BenchSamplerRank, environment: RankEnviron
 
 
 def _exit_code(rank: Rank | SampleRank | BenchSamplerRank, error: Exception) -> ExitCode:
-    if isinstance(error, (CheckpointError, TokenizerError, VocabularyError, UsageError, TraceFileError)):
+    if isinstance(
+        error, (CheckpointError, TokenizerError, VocabularyError, UsageError, TraceFileError, ProcessorLoadError)
+    ):
         return ExitCode.USAGE
     return ExitCode.START_FAILED if rank.phase == "start" else ExitCode.RANK_FAILED

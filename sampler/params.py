@@ -13,7 +13,6 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 GREEDY_TEMPERATURE = 1e-6
-MAX_TEMPERATURE = 1e9
 MAX_SEED = 2**64 - 1
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -25,8 +24,15 @@ MAX_PROCESSORS = 16
 MAX_ARGS_DEPTH = 32
 MAX_TOP_K = 2**31 - 1
 MAX_BIAS = 100.0
-MAX_ADDITIVE_PENALTY = 2.0
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000.0
+NUMBER_RANGES = {
+    "temperature": (0.0, 1e9),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.001, 1000.0),
+}
+"""The least and the largest value of each parameter that is a number; top_p has no least one."""
+
 _TOKEN_ID = re.compile(r"-?[0-9]+")
 
 FilterOrder = Literal["joint", "top_k_first"]
@@ -186,9 +192,9 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     output_ids: Sequence[int] = ()
 
 
-def _check(name: str, value: object, vocab_size: int, max_model_len: int) -> object:
-    """Returns the checked value of one field."""
-    integers = {
+def integer_ranges(max_model_len: int) -> dict[str, tuple[int, int]]:
+    """Returns the least and the largest value of each parameter that is an integer."""
+    return {
         "max_tokens": (1, max_model_len),
         "top_k": (-1, MAX_TOP_K),
         "seed": (0, MAX_SEED),
@@ -197,17 +203,15 @@ def _check(name: str, value: object, vocab_size: int, max_model_len: int) -> obj
         "logprobs": (0, MAX_LOGPROBS),
         "prompt_logprobs": (0, MAX_LOGPROBS),
     }
-    numbers = {
-        "temperature": (0.0, MAX_TEMPERATURE),
-        "min_p": (0.0, 1.0),
-        "frequency_penalty": (-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY),
-        "presence_penalty": (-MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY),
-        "repetition_penalty": (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
-    }
+
+
+def _check(name: str, value: object, vocab_size: int, max_model_len: int) -> object:
+    """Returns the checked value of one field."""
+    integers = integer_ranges(max_model_len)
     if name in integers:
         return _integer(name, value, *integers[name])
-    if name in numbers:
-        return _number(name, value, *numbers[name])
+    if name in NUMBER_RANGES:
+        return _number(name, value, *NUMBER_RANGES[name])
     if name in {"ignore_eos", "return_support"}:
         return _flag(name, value)
     return _check_listed(name, value, vocab_size)
@@ -215,14 +219,14 @@ def _check(name: str, value: object, vocab_size: int, max_model_len: int) -> obj
 
 def _check_listed(name: str, value: object, vocab_size: int) -> object:
     """Returns the checked value of a field that is no plain number."""
-    if name in _ID_LISTS:
-        return _token_ids(name, value, vocab_size, *_ID_LISTS[name])
+    if name in ID_LISTS:
+        return _token_ids(name, value, vocab_size, *ID_LISTS[name])
     if name == "logit_bias":
         return _logit_bias(value, vocab_size)
     if name == "bad_words":
         return _bad_words(value, vocab_size)
-    if name in _CHOICES:
-        return _choice(name, value, _CHOICES[name])
+    if name in CHOICES:
+        return _choice(name, value, CHOICES[name])
     return _OTHER_FIELDS[name](value)
 
 
@@ -361,14 +365,15 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> object:
     return value
 
 
-# Least and most ids of a list.
-_ID_LISTS: dict[str, tuple[int, int | None]] = {
+ID_LISTS: dict[str, tuple[int, int | None]] = {
     "stop_token_ids": (0, None),
     "allowed_token_ids": (1, None),
     "banned_token_ids": (0, None),
     "logprob_token_ids": (0, MAX_NAMED_LOGPROBS),
 }
-_CHOICES = {"filter_order": ("joint", "top_k_first"), "logprobs_mode": ("raw", "processed")}
+"""Least and most ids of each parameter that is a list of ids."""
+
+CHOICES = {"filter_order": ("joint", "top_k_first"), "logprobs_mode": ("raw", "processed")}
 _OTHER_FIELDS: dict[str, Callable[[object], object]] = {
     "top_p": _top_p,
     "stop": _stop,

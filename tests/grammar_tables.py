@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from document_tables import table, with_sections
 
 from grammar_sync import spec
 from grammar_sync.fill_pool import DEFAULT_DEADLINE_S
@@ -23,12 +23,7 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "grammars.md"
 
 def generated(text: str) -> str:
     """Returns a document with all its generated sections as the code has them."""
-    for name, table in (("keywords", _keywords()), ("formats", _formats()), ("limits", _limits())):
-        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        text, count = pattern.subn(lambda found, table=table: found[1] + table + found[2], text)  # type: ignore[misc]
-        if count != 1:
-            raise ValueError(f"the document has {count} sections {name}")
-    return text
+    return with_sections(text, {"keywords": _keywords(), "formats": _formats(), "limits": _limits()})
 
 
 def _keywords() -> str:
@@ -37,12 +32,12 @@ def _keywords() -> str:
         for keyword, enforcement in KEYWORDS.items()
         if enforcement.status != "annotation"
     ]
-    return _table(("Keyword", "Enforced", "Good to know", "Negated"), rows)
+    return table(("Keyword", "Enforced", "Good to know", "Negated"), rows)
 
 
 def _formats() -> str:
     rows = [(f"`{rule.name}`", rule.status, rule.note) for rule in format_rules()]
-    return _table(("Format", "Enforced", "How"), rows)
+    return table(("Format", "Enforced", "How"), rows)
 
 
 def _limits() -> str:
@@ -70,12 +65,7 @@ def _limits() -> str:
         ("A mask, when a grammar is vetted", f"{vetting.fill_limit_s:g} s of CPU"),
         ("A mask, in a run", f"{DEFAULT_DEADLINE_S:g} s of CPU"),
     ]
-    return _table(("What", "At most"), rows)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    return table(("What", "At most"), rows)
 
 
 if __name__ == "__main__":

@@ -217,6 +217,13 @@ def test_wrong_usage(tiny: str, arguments: tuple[str, ...], named: str) -> None:
     assert named in outcome.message
 
 
+def test_a_logit_processor_that_cannot_be_had_is_wrong_usage(tiny: str) -> None:
+    arguments = ("--logit-processor", "no_such_module:x", "hi")
+    outcome = run(*LOCKSTEP, "generate", "--model", tiny, *arguments, timeout_s=START_S)
+    assert outcome.returncode == ExitCode.USAGE
+    assert outcome.message.endswith("logit processor 'no_such_module:x': No module named 'no_such_module'")
+
+
 def test_input_is_not_overwritten(tiny: str, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text('{"prompt": "hi"}')

@@ -71,6 +71,14 @@ def test_s6_ignore_eos_with_a_grammar_adds_nothing_after_its_end() -> None:
     assert sequence_of([5, 1], grammar=None, ignore_eos=True).reason_to_finish(EOS) is None
 
 
+def test_s15_ignore_eos_leaves_the_users_own_stop_ids_in_force() -> None:
+    for token_id, expected in ((9, "stop"), (1, None), (5, None)):
+        sequence = sequence_of([5, token_id], ignore_eos=True, stop_token_ids=(9,))
+        assert sequence.reason_to_finish(EOS) == expected
+    # Even where the user's own stop id is one of the model's ends.
+    assert sequence_of([5, 1], ignore_eos=True, stop_token_ids=(1,)).reason_to_finish(EOS) == "stop"
+
+
 def test_without_any_eos_only_length_and_stop_ids_end_it() -> None:
     assert sequence_of([1]).reason_to_finish(frozenset()) is None
     assert sequence_of([1], max_tokens=1).reason_to_finish(frozenset()) == "length"
