@@ -27,6 +27,8 @@ def check_command(command: GenerateCommand) -> None:
     config = check_engine(command.engine)
     _check_defaults(command, config)
     check_files(command.input_file, command.output_file)
+    if command.metrics_file is not None:
+        check_target("--metrics-file", command.metrics_file)
 
 
 def check_engine(engine: EngineOptions) -> ModelConfig:

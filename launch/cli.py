@@ -80,6 +80,7 @@ def generate(
         typer.Option("--format", help="auto = text for prompts from the command line, else jsonl."),
     ] = "auto",
     chat: Annotated[bool, typer.Option("--chat", help="Prompts from the command line are user messages.")] = False,
+    metrics_file: types.MetricsFile = None,
     engine: EngineGroup,
     generating: GeneratingGroup,
     nodes: NodeGroup,
@@ -104,6 +105,7 @@ def generate(
         output_file=output,
         output_format=output_format,
         chat=chat,
+        metrics_file=metrics_file,
         defaults=given_fields(sampling) | grammars,
     )
 
@@ -115,6 +117,7 @@ def score(
     *,
     output: types.Output = None,
     top: Annotated[int, typer.Option(min=0, max=20, help="Report this many of the likeliest ids too.")] = 0,
+    metrics_file: types.MetricsFile = None,
     engine: EngineGroup,
 ) -> Command:
     """Tells the logprob of every token of given texts or ids, as the model would have drawn them; generates nothing."""
@@ -127,6 +130,7 @@ def score(
         output_file=output,
         output_format="jsonl",
         score=True,
+        metrics_file=metrics_file,
         defaults={"prompt_logprobs": top},
     )
 

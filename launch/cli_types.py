@@ -16,6 +16,10 @@ _GRAMMAR = "Grammar (at most one; for requests that have none)"
 
 Input = Annotated[str | None, typer.Option("--input", help="JSONL file, one request a line; - reads stdin.")]
 Output = Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout")]
+MetricsFile = Annotated[
+    Path | None,
+    typer.Option(help="Write the run's metrics at its end, in Prometheus' text format.", show_default="nowhere"),
+]
 
 Model = Annotated[
     Path | None,

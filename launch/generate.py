@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -17,11 +18,13 @@ from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_command
 from launch.engine_process import AttachedEngine, Engine, StartedEngine, wait_until_ready
 from launch.exit_codes import ExitCode
+from launch.metrics import EngineMetrics
 from launch.options import GenerateCommand
 from launch.output_file import open_output, writes_text
 from launch.progress import progress_bar
 from launch.rank_processes import replace_by_agent
 from launch.request_file import InputRequest, read_requests
+from runtime.engine_statistics import EngineStatistics
 from runtime.messages import (
     Accepted,
     EngineMessage,
@@ -38,6 +41,7 @@ from runtime.messages import (
 )
 
 _POLL_S = 0.1
+_STATISTICS_S = 5.0
 _OUTSTANDING_REQUESTS = 512
 
 
@@ -148,9 +152,12 @@ def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str 
             task = progress.add_task("starting ranks", total=None, rate="")
             ready = wait_until_ready(engine, command.engine.start_timeout_s)
             started_s = time.monotonic()
+            metrics = EngineMetrics() if command.metrics_file is not None else None
             with open_output(command.output_file) as output:
-                totals = _Batch(command, engine, output, progress, task).run()
+                totals = _Batch(command, engine, output, progress, task, metrics=metrics).run()
             elapsed_s = time.monotonic() - started_s
+            if metrics is not None and command.metrics_file is not None:
+                _write_metrics(metrics, ready, engine, command.metrics_file)
     finally:
         engine.stop()
     _print_summary(ready, totals, elapsed_s)
@@ -161,8 +168,16 @@ class _Batch:
     """Keeps requests outstanding until the input is used up, and writes results in its order."""
 
     def __init__(
-        self, command: GenerateCommand, engine: Engine, output: TextIO, progress: Progress, task: TaskID
+        self,
+        command: GenerateCommand,
+        engine: Engine,
+        output: TextIO,
+        progress: Progress,
+        task: TaskID,
+        *,
+        metrics: EngineMetrics | None,
     ) -> None:
+        self._metrics = metrics
         self._engine = engine
         self._output = output
         self._progress = progress
@@ -184,6 +199,8 @@ class _Batch:
         while self._order:
             messages = self._engine.socket.receive(_POLL_S)
             for message in messages:
+                if self._metrics is not None:
+                    self._metrics.heard(message)
                 self._take(message)
             if not messages:
                 self._engine.check()
@@ -201,6 +218,9 @@ class _Batch:
             self._order.append(request_id)
             self._pending[request_id] = _Pending(request, request.error)
         batch = [Submit(number, request.body, self._score) for number, request in taken if request.body is not None]
+        if self._metrics is not None:
+            for submit in batch:
+                self._metrics.submitted(submit.request_id)
         if batch:
             self._engine.socket.send(batch)
         return len(taken) == room
@@ -222,7 +242,7 @@ class _Batch:
                 self._pending[message.request_id].prompt += message.tokens
             case Finished():
                 self._pending[message.request_id].choices[message.index].finished = message
-            case EngineReady():
+            case EngineReady() | EngineStatistics():
                 pass
 
     def _write_finished(self) -> None:
@@ -252,6 +272,19 @@ class _Batch:
             total=self._totals.requests + len(self._order),
             rate=f"{rate:.0f} tokens/s",
         )
+
+
+def _write_metrics(metrics: EngineMetrics, ready: EngineReady, engine: Engine, path: Path) -> None:
+    """Writes the metrics, once the engine has told what it counted, or has had the time for it."""
+    metrics.heard(ready)
+    told = 0
+    deadline_s = time.monotonic() + _STATISTICS_S
+    # The first message may have been on its way before the last request ended.
+    while told < 2 and time.monotonic() < deadline_s:
+        for message in engine.socket.receive(_POLL_S):
+            metrics.heard(message)
+            told += isinstance(message, EngineStatistics)
+    path.write_bytes(metrics.exposition())
 
 
 def _print_summary(ready: EngineReady, totals: Totals, elapsed_s: float) -> None:

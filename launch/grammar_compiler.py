@@ -75,20 +75,36 @@ class GrammarProcessStarter:
         return RunningProcess(pid, ours)
 
 
-def compiler_of_rank(
+@dataclass(frozen=True)
+class RankGrammars:
+    """What compiles a first-stage rank's grammars.
+
+    Args:
+        agreed: Has them vetted and compiled.
+        compiler: What compiles.
+        vetting: What has them vetted; None but on the first rank.
+    """
+
+    agreed: AgreedCompiler
+    compiler: ThreadedGrammarCompiler
+    vetting: VettingService | None
+
+
+def grammars_of_rank(
     vocabulary: GrammarVocabulary,
     options: EngineOptions,
     process: CompileProcess | None,
     start: Callable[[], CompileProcess],
     on_finished: Callable[[], None] | None,
-) -> AgreedCompiler:
+) -> RankGrammars:
     """Returns what has a first-stage rank's grammars compiled; with a compile process it vets for its stage too."""
     backend = make_backend(vocabulary, options.grammar_backend)
     compiler = ThreadedGrammarCompiler(backend, cache_limit_bytes=options.grammar_cache_bytes, on_finished=on_finished)
-    if process is None:
-        return AgreedCompiler(compiler)
-    limits = VettingLimits(deadline_s=options.grammar_timeout_s, memory_bytes=options.grammar_memory_bytes)
-    setup = Setup(vocabulary, MAKE_BACKEND, options.grammar_backend, limits)
-    folder = options.grammar_cache_dir
-    store = None if folder is None else FolderStore(folder, setup)
-    return AgreedCompiler(compiler, VettingService(setup, process, start, on_finished=on_finished, store=store))
+    vetting = None
+    if process is not None:
+        limits = VettingLimits(deadline_s=options.grammar_timeout_s, memory_bytes=options.grammar_memory_bytes)
+        setup = Setup(vocabulary, MAKE_BACKEND, options.grammar_backend, limits)
+        folder = options.grammar_cache_dir
+        store = None if folder is None else FolderStore(folder, setup)
+        vetting = VettingService(setup, process, start, on_finished=on_finished, store=store)
+    return RankGrammars(AgreedCompiler(compiler, vetting), compiler, vetting)

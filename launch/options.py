@@ -118,6 +118,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, kw_only=True):
         chat: Whether prompts from the command line are user messages.
         score: Whether to generate nothing and report the logprobs of the given tokens.
         defaults: Request fields for requests that lack them.
+        metrics_file: Where to write the run's metrics at its end; None = nowhere.
     """
 
     engine: EngineOptions
@@ -129,6 +130,7 @@ class GenerateCommand(msgspec.Struct, frozen=True, kw_only=True):
     chat: bool = False
     score: bool = False
     defaults: dict[str, Any] = {}
+    metrics_file: Path | None = None
 
 
 class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,11 +16,12 @@ from grammar_sync.fill_pool import FillPool
 from grammar_sync.reasoning import ReasoningVocabulary
 from launch.compute_choice import agreed_compute
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
-from launch.grammar_compiler import GrammarProcessStarter, RunningProcess, compiler_of_rank
+from launch.grammar_compiler import GrammarProcessStarter, RankGrammars, RunningProcess, grammars_of_rank
 from launch.groups import RankGroups
 from launch.kv_size import agreed_kv_blocks
 from launch.options import EngineOptions
 from launch.output_check_process import start_output_check
+from launch.rank_reporter import CountedParts, RankReporter, StatisticsBox
 from launch.rank_start import StartedRank, bring_up
 from launch.rank_trace import RankTrace
 from launch.run_folder import RunFolder
@@ -90,6 +91,8 @@ class Rank:
         self._grammar_process: RunningProcess | None = None
         self._checker: OutputChecker | None = None
         self._trace: RankTrace | None = None
+        self._grammars: RankGrammars | None = None
+        self._statistics = StatisticsBox()
 
     def run(self) -> int:
         """Runs this rank from start to end; returns the exit code."""
@@ -105,10 +108,33 @@ class Rank:
         self.phase = "run"
         if self._socket is not None:
             self._socket.send([ready])
+        reporter = RankReporter(
+            started.store,
+            environment.rank,
+            environment.world_size,
+            status=engine.status,
+            counted=self._counted(engine),
+            box=self._statistics,
+        )
         engine.run()
+        # Before the socket that it wakes is closed.
+        reporter.close()
         if self._trace is not None:
             self._trace.finish()
         return self._leave()
+
+    def _counted(self, engine: RankEngine) -> CountedParts | None:
+        """Returns what this rank counts if it is the leader."""
+        grammars = self._grammars
+        if grammars is None or grammars.vetting is None:
+            return None
+        return CountedParts(
+            status=engine.status,
+            scheduler=engine.scheduler,
+            grammar_cache_bytes=lambda: grammars.compiler.cached_bytes,
+            vetting=grammars.vetting.counters,
+            checks=None if self._checker is None else self._checker.counters,
+        )
 
     def _build(self, started: StartedRank) -> tuple[RankEngine, EngineReady]:
         options, groups, device = self._options, started.groups, started.device
@@ -150,8 +176,8 @@ class Rank:
                 leader = self._leader(tokenizer, RequestBuilder(tokenizer, limits, processors, markers), reasoning)
             wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
             pool = FillPool(threads=min(_MAX_FILL_THREADS, torch.get_num_threads()))
-            compiler = compiler_of_rank(vocabulary, options, self._grammar_process, self._grammar_starter, wake)
-            first_stage = FirstStagePart(vocabulary, compiler, reasoning, pool)
+            self._grammars = grammars_of_rank(vocabulary, options, self._grammar_process, self._grammar_starter, wake)
+            first_stage = FirstStagePart(vocabulary, self._grammars.agreed, reasoning, pool)
         scheduler = Scheduler(_scheduler_limits(options, kv_cache_tokens), facts.eos_token_ids)
         engine = build_engine(
             group=groups.tensor_parallel,
@@ -173,6 +199,7 @@ class Rank:
         options = self._options
         endpoint = self._front_endpoint()
         self._socket = LeaderSocket(endpoint)
+        self._statistics.wake = self._socket.wake
         clock = LeaderLimits(
             beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3),
             grammar_wait_s=_GRAMMAR_WAIT_S,
@@ -188,6 +215,7 @@ class Rank:
             self._front_is_alive,
             reasoning=reasoning,
             held=None if self._checker is None else HeldOutputs(self._checker),
+            statistics=self._statistics.take,
         )
 
     def _front_endpoint(self) -> str:

@@ -8,6 +8,7 @@ would deliver the new bytes.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -62,6 +63,9 @@ class StageLink:
         device_group: Process group for tensors on the device; None when there is one stage.
         device: Where received tensors live.
         observer: Told of every send; None costs nothing.
+
+    Attributes:
+        waited_ns: Time spent so far until messages came, or were taken.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class StageLink:
         self.name = name
         self.step = 0
         self.observer = observer
+        self.waited_ns = 0
         self._ranks = ranks
         self._control_group = control_group
         self._device_group = device_group
@@ -214,17 +219,21 @@ class StageLink:
         self._pending.append(_PendingSend(self.step, work, buffer))
 
     def _take(self, buffer: torch.Tensor, stage: int, tag: Tag, group: dist.ProcessGroup | None) -> None:
+        began_ns = time.monotonic_ns()
         try:
             dist.recv(buffer, src=self._ranks[stage], group=group, tag=int(tag))
         except RuntimeError as error:
             raise self._failure("receive", tag, stage, error) from error
+        self.waited_ns += time.monotonic_ns() - began_ns
 
     def _finish_oldest(self) -> None:
         pending = self._pending.popleft()
+        began_ns = time.monotonic_ns()
         try:
             pending.work.wait()
         except RuntimeError as error:
             raise LinkError(f"send of step {pending.step} on {self.name} stage {self.stage}: {error}") from error
+        self.waited_ns += time.monotonic_ns() - began_ns
 
     def _failure(self, operation: str, tag: Tag, stage: int, error: RuntimeError) -> LinkError:
         return LinkError(

@@ -19,6 +19,7 @@ from runtime.intake import ActionSource, Intake
 from runtime.leader import GrammarWatch
 from runtime.model import DecoderStage
 from runtime.model_config import ModelConfig
+from runtime.rank_status import RankStatus
 from runtime.reports import ReportExchange
 from runtime.sampling import SamplingPart
 from runtime.scheduler import Scheduler
@@ -128,7 +129,7 @@ def build_engine(
         grammars = FirstStageGrammars(manager, masks, group, link)
         if leader is not None:
             leader.watch_grammars(manager)
-    sampling = None
+    sampling = sampler = None
     if link.is_last:
         vocabulary = stage.vocabulary
         sampler = Sampler(
@@ -158,6 +159,7 @@ def build_engine(
         reports=ReportExchange(group, link),
         sampling=sampling,
         sink=SilentSink() if leader is None else leader,
+        status=RankStatus(group, link, sampler),
     )
     engine = RankEngine(parts, in_flight_steps)
     if tracer is not None:

@@ -22,6 +22,7 @@ from runtime.kv_cache import PagedKVCache
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, StopRanks
 from runtime.model import DecoderStage
 from runtime.plan import StepPlan, logit_rows
+from runtime.rank_status import RankStatus
 from runtime.reports import ReportExchange, StepReport, TokenReport
 from runtime.row_errors import WHY_NO_TOKEN
 from runtime.sampling import SamplingPart, row_status
@@ -100,6 +101,7 @@ class EngineParts:
         reports: How what requests ask to know reaches the leader.
         sampling: How the last stage samples; None on the others.
         sink: Who hears of tokens.
+        status: What is noted of its steps.
     """
 
     group: TensorParallelGroup
@@ -113,6 +115,7 @@ class EngineParts:
     reports: ReportExchange
     sampling: SamplingPart | None
     sink: OutputSink
+    status: RankStatus
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,16 @@ class RankEngine:
         self._in_flight: deque[_Flight] = deque()
         self._step = 0
 
+    @property
+    def status(self) -> RankStatus:
+        """What is noted of its steps."""
+        return self._parts.status
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The replicated scheduler, to look at."""
+        return self._parts.scheduler
+
     def run(self) -> None:
         """Runs steps until the leader stops the ranks; every rank calls it."""
         with torch.inference_mode():
@@ -149,16 +162,22 @@ class RankEngine:
         """Runs one step; returns whether there is a next one."""
         parts = self._parts
         self._begin_step()
-        goes_on = self._apply(parts.intake.exchange(self._patience(), parts.scheduler.digest))
+        digest = parts.scheduler.digest
+        parts.status.begin_step(self._step, digest)
+        actions = parts.intake.exchange(self._patience(), digest)
+        parts.status.begin_work()
+        goes_on = self._apply(actions)
         self._release()
         self._agree()
         plan = parts.scheduler.plan(self._step)
+        is_busy = bool(plan.rows or self._in_flight)
         if plan.rows:
             self._in_flight.append(self._launch(plan))
         while self._must_commit(plan, goes_on=goes_on):
             self._commit(self._in_flight.popleft())
         self._release()
         parts.sink.flush()
+        parts.status.end_step(len(plan.rows), is_busy=is_busy)
         return goes_on
 
     def _begin_step(self) -> None:
@@ -194,7 +213,8 @@ class RankEngine:
         scheduler = self._parts.scheduler
         if not scheduler.waiting_for_grammar:
             return
-        verdict = self._parts.grammars.agree(self._step, scheduler.waiting_for_grammar)
+        with self._parts.status.agreeing():
+            verdict = self._parts.grammars.agree(self._step, scheduler.waiting_for_grammar)
         for sequence in scheduler.apply(verdict):
             self._parts.sink.ended(sequence)
         self._parts.sink.grammars_ready(verdict.ready)

@@ -15,6 +15,7 @@ from typing import Protocol
 from grammar_sync.reasoning import ReasoningVocabulary, ThinkingState
 from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.thinking import ThinkingRules
+from runtime.engine_statistics import EngineStatistics
 from runtime.held_outputs import HeldOutputs, checked_schema
 from runtime.intake import Patience
 from runtime.messages import (
@@ -119,6 +120,7 @@ class Leader:
         client_is_alive: Whether the client's process still exists; when not, the ranks stop.
         reasoning: How the model thinks; None when it does not.
         held: Holds finished JSON outputs while they are checked; None when nobody checks.
+        statistics: Returns new statistics for the client now and then, else None; None when nobody counts.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Leader:
         *,
         reasoning: ReasoningVocabulary | None = None,
         held: HeldOutputs | None = None,
+        statistics: Callable[[], EngineStatistics | None] | None = None,
     ) -> None:
         self._socket = socket
         self._builder = builder
@@ -139,6 +142,7 @@ class Leader:
         self._client_is_alive = client_is_alive
         self._reasoning = reasoning
         self._held = held
+        self._statistics = statistics
         self._grammars: GrammarWatch | None = None
         self._streams: dict[int, _Stream] = {}
         self._sequences_of: dict[int, list[int]] = {}
@@ -156,6 +160,9 @@ class Leader:
             self._actions.append(StopRanks())
         if self._held is not None:
             self._outbox += self._held.released()
+        counted = None if self._statistics is None else self._statistics()
+        if counted is not None:
+            self._outbox.append(counted)
         self.flush()
         actions, self._actions = self._actions, []
         return actions

@@ -14,6 +14,7 @@ import msgspec
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.thinking import ThinkingRules
+from runtime.engine_statistics import EngineStatistics
 from sampler.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -180,7 +181,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 ClientMessage = Submit | Abort | Shutdown
-EngineMessage = EngineReady | Accepted | Rejected | PromptInfo | TokenDelta | Finished
+EngineMessage = EngineReady | Accepted | Rejected | PromptInfo | TokenDelta | Finished | EngineStatistics
 
 
 class AddSequence(msgspec.Struct, frozen=True, tag="add"):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from runtime.engine_statistics import CheckCounters
 from runtime.output_check import CheckJob, CheckResult
 
 RUN_LIMIT_S = 1.0
@@ -26,14 +27,6 @@ _CLOSE_LIMIT_S = 1.0
 _MAX_HARD_SCHEMAS = 1024
 _READ_BYTES = 1 << 16
 _LOG = logging.getLogger(__name__)
-
-
-class CheckCounters(msgspec.Struct):
-    """How many outputs came out how."""
-
-    valid: int = 0
-    violation: int = 0
-    unchecked: int = 0
 
 
 class _Child:

@@ -8,43 +8,15 @@ not agreed ready is not scheduled and delays nobody.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from grammar_sync.agreement import Verdict
+from runtime.engine_statistics import SchedulerStatistics
 from runtime.kv_manager import KVBlockManager
 from runtime.messages import ErrorInfo, FinishReason
 from runtime.plan import PlanDigest, StepPlan
 from runtime.sequence import Sequence, SequenceState
 from runtime.step_planner import SchedulerLimits, SequenceQueues, StepPlanner, enqueue
-
-
-@dataclass(slots=True)
-class SchedulerStatistics:
-    """What was planned so far, and where the KV blocks are; equal on all ranks.
-
-    Attributes:
-        waiting: Sequences that wait for rows, tokens or blocks.
-        running: Sequences that have KV blocks.
-        blocks: KV blocks of the pool.
-        used_blocks: Those that a sequence refers to.
-        cached_blocks: Those that none refers to, kept for what they hold; the rest is free.
-        evicted_blocks: How often a cached block was given to another content.
-        prefill_tokens: Tokens run that were not the newest one of a sequence's output.
-        looked_up_tokens: Tokens of admitted sequences.
-        hit_tokens: Those of them whose KV entries were there.
-        preemptions: How often a sequence's blocks were taken from it.
-    """
-
-    waiting: int = 0
-    running: int = 0
-    blocks: int = 0
-    used_blocks: int = 0
-    cached_blocks: int = 0
-    evicted_blocks: int = 0
-    prefill_tokens: int = 0
-    looked_up_tokens: int = 0
-    hit_tokens: int = 0
-    preemptions: int = 0
 
 
 class Scheduler:

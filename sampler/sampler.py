@@ -106,6 +106,11 @@ class Sampler:
         candidates: How many of a truncated row's largest values are gathered. The distribution does not depend on it.
         processors: The logit processors that rows may name.
 
+    Attributes:
+        searches: Steps so far in which the gathered candidates did not settle every row, so that rounds of reductions
+            searched for their supports.
+        searched_rows: Those rows.
+
     Raises:
         SamplerError: ``slice_start`` is not where this rank's blocks begin, or a size makes no sense.
     """
@@ -133,6 +138,8 @@ class Sampler:
             )
         width = len(blocks) * block_length
         valid_size = min(max(vocab_size - slice_start, 0), width)
+        self.searches = 0
+        self.searched_rows = 0
         self._group = group
         self._shape = SliceShape(slice_start, blocks.start, len(blocks), block_length, valid_size)
         self._vocab_size = vocab_size
@@ -346,6 +353,8 @@ class Sampler:
         """Returns what the sampled rows are drawn from; every rank of the group calls it."""
         truncated = decide_truncated(step)
         searched = search_unsettled(self._group, step, truncated, self._shape)
+        self.searches += bool(len(searched.rows))
+        self.searched_rows += len(searched.rows)
         unfiltered = (step.sampled & ~step.batch.truncated).nonzero().squeeze(1)
         floors = torch.cat((torch.full_like(unfiltered, _NONE, dtype=torch.float32), searched.thresholds))
         wide = torch.cat((unfiltered, searched.rows))

@@ -24,13 +24,14 @@ from launch.groups import RankGroups, build_groups, warm_up
 from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
 from runtime.checkpoint import open_checkpoint
+from runtime.engine_statistics import SchedulerStatistics
 from runtime.intake import Patience
 from runtime.leader import GrammarWatch
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, FinishReason, StopRanks
 from runtime.model import DecoderStage
 from runtime.plan import PlanRow, StepPlan
 from runtime.reports import TokenReport
-from runtime.scheduler import Scheduler, SchedulerStatistics
+from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 from runtime.step_planner import SchedulerLimits
 from runtime.thinking import reasoning_of

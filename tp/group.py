@@ -6,6 +6,8 @@ collective call but runs the same code. Every rank of the group calls the same m
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +39,9 @@ class TensorParallelGroup:
         device_group: Process group for tensors; None when size is 1.
         control_group: CPU (gloo) process group for objects and frames; None when size is 1.
         observer: Told of every collective; None costs nothing.
+
+    Attributes:
+        waited_ns: Time spent in collectives so far, waiting for the slowest rank among it; on a GPU that of the host.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class TensorParallelGroup:
         self.name = name
         self.step = 0
         self.observer = observer
+        self.waited_ns = 0
         self._root = root
         self._device_group = device_group
         self._control_group = control_group
@@ -79,20 +85,16 @@ class TensorParallelGroup:
             return tensor.unsqueeze(0)
         self._observe("all_gather", tensor.numel() * tensor.element_size())
         gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-        try:
-            dist.all_gather(list(gathered.unbind(0)), tensor.contiguous(), group=self._device_group)
-        except RuntimeError as error:
-            raise self._failure("all_gather", error) from error
+        self._call(
+            "all_gather", dist.all_gather, list(gathered.unbind(0)), tensor.contiguous(), group=self._device_group
+        )
         return gathered
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns ``tensor`` (on the CPU) overwritten with rank 0's values."""
         if self.size > 1:
             self._observe("broadcast", tensor.numel() * tensor.element_size())
-            try:
-                dist.broadcast(tensor, src=self._root, group=self._control_group)
-            except RuntimeError as error:
-                raise self._failure("broadcast", error) from error
+            self._call("broadcast", dist.broadcast, tensor, src=self._root, group=self._control_group)
         return tensor
 
     def broadcast_frame(self, payload: bytes | None) -> bytes:
@@ -138,20 +140,23 @@ class TensorParallelGroup:
             return [value]
         self._observe("all_gather_object", 0)
         gathered: list[Any] = [None] * self.size
-        try:
-            dist.all_gather_object(gathered, value, group=self._control_group)
-        except RuntimeError as error:
-            raise self._failure("all_gather_object", error) from error
+        self._call("all_gather_object", dist.all_gather_object, gathered, value, group=self._control_group)
         return gathered
 
     def _all_reduce_(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
         if self.size > 1:
             self._observe("all_reduce", tensor.numel() * tensor.element_size())
-            try:
-                dist.all_reduce(tensor, op=operation, group=self._device_group)
-            except RuntimeError as error:
-                raise self._failure("all_reduce", error) from error
+            self._call("all_reduce", dist.all_reduce, tensor, op=operation, group=self._device_group)
         return tensor
+
+    def _call(self, operation: str, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Makes one collective call, and counts its time."""
+        began_ns = time.monotonic_ns()
+        try:
+            collective(*args, **kwargs)
+        except RuntimeError as error:
+            raise self._failure(operation, error) from error
+        self.waited_ns += time.monotonic_ns() - began_ns
 
     def _observe(self, operation: str, payload_bytes: int) -> None:
         if self.observer is not None:

@@ -1,0 +1,121 @@
+"""What a rank notes of its steps, for others to see.
+
+The step loop writes it, another thread may read it at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pp.link import StageLink
+from runtime.engine_statistics import (
+    AGREEMENT_SECONDS,
+    BATCH_ROWS,
+    STEP_SECONDS,
+    Histogram,
+    RankState,
+)
+from sampler.sampler import Sampler
+from tp.group import TensorParallelGroup
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATM = Path("/proc/self/statm")
+_NS = 1e9
+_DIGEST_MASK = (1 << 64) - 1
+
+
+class RankStatus:
+    """This rank's notes.
+
+    Args:
+        group: The rank's stage.
+        link: The rank's pipeline.
+        sampler: What draws; None but on the last stage.
+        clock: The monotonic clock, in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        group: TensorParallelGroup,
+        link: StageLink,
+        sampler: Sampler | None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.batch_rows = Histogram.of(BATCH_ROWS)
+        self.step_s = Histogram.of(STEP_SECONDS)
+        self.agreement_s = Histogram.of(AGREEMENT_SECONDS)
+        self._group = group
+        self._link = link
+        self._sampler = sampler
+        self._clock = clock
+        self._beat = 0
+        self._step = 0
+        self._digest = 0
+        self._step_began_ns = clock()
+        self._work_began_ns = 0
+        self._waited_before_ns = 0
+        self._busy_steps = 0
+        self._busy_ns = 0
+        self._last_step_ns = 0
+        self._wait_ns = 0
+
+    def begin_step(self, step: int, digest: int) -> None:
+        """Notes that a step begins; ``digest`` is that of all before it."""
+        self._step, self._digest = step, digest
+        self._step_began_ns = self._clock()
+
+    def begin_work(self) -> None:
+        """Notes that the step's actions are known: what comes now is work."""
+        self._work_began_ns = self._clock()
+        self._waited_before_ns = self._group.waited_ns + self._link.waited_ns
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Notes how long an agreement on grammars takes."""
+        began_ns = self._clock()
+        yield
+        self.agreement_s.add((self._clock() - began_ns) / _NS)
+
+    def end_step(self, rows: int, *, is_busy: bool) -> None:
+        """Notes that the step ends.
+
+        Args:
+            rows: The rows of its plan.
+            is_busy: Whether it planned or committed anything.
+        """
+        if rows:
+            self.batch_rows.add(rows)
+        if not is_busy:
+            return
+        took_ns = self._clock() - self._work_began_ns
+        self.step_s.add(took_ns / _NS)
+        self._busy_steps += 1
+        self._busy_ns += took_ns
+        self._last_step_ns = took_ns
+        self._wait_ns += self._group.waited_ns + self._link.waited_ns - self._waited_before_ns
+
+    def state(self) -> RankState:
+        """Returns where this rank is now; any thread may call it, but not two."""
+        self._beat += 1
+        pages = int(_STATM.read_text(encoding="ascii").split()[1])
+        sampler = self._sampler
+        return RankState(
+            rank=self._link.stage * self._group.size + self._group.rank,
+            stage=self._link.stage,
+            tp_rank=self._group.rank,
+            beat=self._beat,
+            step=self._step,
+            digest=f"{self._digest & _DIGEST_MASK:016x}",
+            step_age_s=(self._clock() - self._step_began_ns) / _NS,
+            busy_steps=self._busy_steps,
+            busy_s=self._busy_ns / _NS,
+            last_step_s=self._last_step_ns / _NS,
+            wait_s=self._wait_ns / _NS,
+            searches=0 if sampler is None else sampler.searches,
+            searched_rows=0 if sampler is None else sampler.searched_rows,
+            resident_bytes=pages * _PAGE_BYTES,
+        )
