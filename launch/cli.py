@@ -34,6 +34,7 @@ from launch.options import (
     SampleCommand,
     TraceSummaryCommand,
 )
+from sampler.params import MAX_LOGPROBS
 
 app = typer.Typer(
     name="lockstep",
@@ -77,7 +78,7 @@ def generate(
     output: types.Output = None,
     output_format: Annotated[
         OutputFormat,
-        typer.Option("--format", help="auto = text for prompts from the command line, else jsonl."),
+        typer.Option("--format", help="auto = text for prompts from the command line without --logprobs, else jsonl."),
     ] = "auto",
     chat: Annotated[bool, typer.Option("--chat", help="Prompts from the command line are user messages.")] = False,
     metrics_file: types.MetricsFile = None,
@@ -103,7 +104,7 @@ def generate(
         prompts=tuple(prompts or ()),
         input_file=input_file,
         output_file=output,
-        output_format=output_format,
+        output_format=_format(output_format, sampling),
         chat=chat,
         metrics_file=metrics_file,
         defaults=given_fields(sampling) | grammars,
@@ -116,15 +117,21 @@ def score(
     input_file: types.Input = None,
     *,
     output: types.Output = None,
-    top: Annotated[int, typer.Option(min=0, max=20, help="Report this many of the likeliest ids too.")] = 0,
+    top: Annotated[int, typer.Option(min=0, max=MAX_LOGPROBS, help="Report this many of the likeliest ids too.")] = 0,
     metrics_file: types.MetricsFile = None,
     engine: EngineGroup,
+    group_timeout: types.GroupTimeout = 30.0,
+    start_timeout: types.StartTimeout = 120.0,
+    logit_processors: types.LogitProcessors = None,
 ) -> Command:
     """Tells the logprob of every token of given texts or ids, as the model would have drawn them; generates nothing."""
     if input_file is None:
         raise UsageError("give --input FILE (- for stdin): one prompt, prompt_token_ids or messages a line")
+    generating = GeneratingGroup(
+        group_timeout=group_timeout, start_timeout=start_timeout, logit_processors=logit_processors
+    )
     return GenerateCommand(
-        engine=engine_options(engine, GeneratingGroup()),
+        engine=engine_options(engine, generating),
         nodes=NodeOptions(),
         input_file=input_file,
         output_file=output,
@@ -175,6 +182,14 @@ def trace_summary(
 ) -> Command:
     """Says what each rank of a trace spent its time on, and how much of it on waiting for others."""
     return TraceSummaryCommand(trace=trace, as_json=as_json)
+
+
+def _format(asked: OutputFormat, sampling: SamplingGroup) -> OutputFormat:
+    if sampling.logprobs is None:
+        return asked
+    if asked == "text":
+        raise UsageError("--logprobs is given, but --format text shows none: --format jsonl is needed")
+    return "jsonl"
 
 
 def _nodes(engine: EngineOptions, nodes: NodeGroup) -> NodeOptions:

@@ -57,6 +57,7 @@ LINES: dict[str, dict[str, Any]] = {
     "named": {**REQUEST, "logprobs": None, "logprob_token_ids": [7, 2000]},
     "plain": {name: value for name, value in REQUEST.items() if "logprobs" not in name},
     "even": {**REQUEST, **CALL, "return_support": True},
+    "even, processed": {**REQUEST, **CALL, "logprobs_mode": "processed"},
     "bad argument": {**REQUEST, "logit_processors": [{"name": "OnlyEven", "args": {"first": "x"}}]},
     "no such processor": {**REQUEST, "logit_processors": [{"name": "Odd"}]},
     "too many": {**REQUEST, "logprobs": 21},
@@ -73,15 +74,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def generated(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def import_path(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("processors")
     (folder / "my_processors.py").write_text(PROCESSOR)
     root = str(Path(__file__).resolve().parents[2])
+    return {"PYTHONPATH": f"{root}:{folder}"}
+
+
+@pytest.fixture(scope="module")
+def generated(model: str, import_path: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
     lines = "\n".join(json.dumps({"id": name, **fields}) for name, fields in LINES.items())
     outcome = run(
         *(*LOCKSTEP, "generate", "--model", model, "--tp", "2", "--input", "-"),
         *("--audit", "--logit-processor", "my_processors:OnlyEven"),
-        environ={"PYTHONPATH": f"{root}:{folder}"},
+        environ=import_path,
         stdin=lines.encode(),
     )
     assert outcome.returncode == ExitCode.REQUESTS_FAILED
@@ -145,12 +151,14 @@ def test_bad_words(generated: dict[str, list[dict[str, Any]]]) -> None:
     assert len(record["token_ids"]) > 0
 
 
-def score(model: str, lines: list[dict[str, Any]], *options: str) -> Outcome:
+def score(model: str, lines: list[dict[str, Any]], *options: str, environ: dict[str, str]) -> Outcome:
     stdin = "\n".join(map(json.dumps, lines)).encode()
-    return run(*LOCKSTEP, "score", "--model", model, "--input", "-", *options, stdin=stdin)
+    return run(*LOCKSTEP, "score", "--model", model, "--input", "-", *options, stdin=stdin, environ=environ)
 
 
-def test_score_equals_recorded_logprobs(model: str, generated: dict[str, list[dict[str, Any]]]) -> None:
+def test_score_equals_recorded_logprobs(
+    model: str, generated: dict[str, list[dict[str, Any]]], import_path: dict[str, str]
+) -> None:
     (asked,) = generated["asked"]
     prompt = Tokenizer.load(Path(model)).encode(REQUEST["prompt"])
     ids = [*prompt, *asked["token_ids"]]
@@ -162,9 +170,16 @@ def test_score_equals_recorded_logprobs(model: str, generated: dict[str, list[di
     lines[0] |= {"logprob_token_ids": [5, 2000]}
     replayed |= {"logprob_token_ids": [7, 3]}
     lines += [replayed, {**replayed, "prompt_tokens": 0}, {**replayed, "temperature": 1.4, "prompt_tokens": None}]
-    outcome = score(model, lines, "--tp", "2", "--top", "3")
+    (even,) = generated["even, processed"]
+    mended = {**CALL, "logprobs_mode": "processed", "prompt_tokens": len(prompt)}
+    lines += [{"prompt_token_ids": [*prompt, *even["token_ids"]], **mended}]
+    options = ("--tp", "2", "--top", "3", "--logit-processor", "my_processors:OnlyEven")
+    outcome = score(model, lines, *options, environ=import_path)
     assert outcome.returncode == ExitCode.REQUESTS_FAILED
-    scored, text, several, empty, again, nothing, hotter = outcome.records()
+    scored, text, several, empty, again, nothing, hotter, evened = outcome.records()
+    assert [info["logprob"] for info in evened["prompt_logprobs"][len(prompt) :]] == pytest.approx(
+        [info["logprob"] for info in even["logprobs"]], abs=1e-4
+    )
     assert nothing["error"]["param"] == "prompt_tokens"
     # Of every scored token: raw of any id, processed with its bias, or the floor for a banned one.
     for info in scored["prompt_logprobs"][1:]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import LOCKSTEP, run
+from command_line import LOCKSTEP, run, running, wait_until
 from scipy import stats
 
 from launch.exit_codes import ExitCode
@@ -155,3 +156,20 @@ def test_files_are_checked_before_ranks_start(tmp_path: Path) -> None:
         outcome = run(*LOCKSTEP, "sample", *options)
         assert outcome.returncode == ExitCode.USAGE
         assert named in outcome.message
+
+
+def test_a_long_run_shows_how_far_it_is_and_can_be_interrupted(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"logits": [1, 2, 3]}')
+    command = (*LOCKSTEP, "sample", "--input", str(source), "--tp", "2", "--draws", str(10**11))
+    # As on a terminal.
+    with running(*command, environ={"FORCE_COLOR": "1", "TERM": "xterm"}) as started:
+        stderr = started.folder / "stderr"
+        wait_until(lambda: "draws/s" in stderr.read_text(), 60, "the progress bar")
+        outcome, seconds = started.interrupt(signal.SIGINT, 20)
+        started.check_nothing_left()
+    assert outcome.returncode == ExitCode.INTERRUPTED
+    assert seconds < 10
+    _, hidden, after = outcome.stderr.rpartition("\x1b[?25l")
+    assert hidden
+    assert "\x1b[?25h" in after, "the cursor comes back"

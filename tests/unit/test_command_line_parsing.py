@@ -125,6 +125,28 @@ def test_options_of_grammars_become_defaults() -> None:
     assert generate("x", "--any-whitespace").defaults == {"any_whitespace": True}
 
 
+def test_logprobs_are_shown_where_they_are_asked_for() -> None:
+    assert generate("x", "--logprobs", "0").output_format == "jsonl"
+    assert generate("x", "--logprobs", "2", "--format", "jsonl").output_format == "jsonl"
+    assert generate("x").output_format == "auto"
+    assert "--format jsonl" in usage_error("generate", *MODEL, "x", "--logprobs", "2", "--format", "text")
+
+
+def test_a_score_has_the_clocks_and_processors_of_the_engine() -> None:
+    options = ("--group-timeout", "5", "--start-timeout", "6", "--logit-processor", "a:b", "--logit-processor", "a:c")
+    command = parse_command(["score", *MODEL, "--input", "f", "--top", "3", *options])
+    assert command == GenerateCommand(
+        engine=EngineOptions(
+            model=Path("m"), group_timeout_s=5.0, start_timeout_s=6.0, logit_processors=("a:b", "a:c")
+        ),
+        nodes=NodeOptions(),
+        input_file="f",
+        output_format="jsonl",
+        score=True,
+        defaults={"prompt_logprobs": 3},
+    )
+
+
 def test_input_and_output() -> None:
     command = generate("--input", "-", "--output", "o.jsonl", "--format", "text")
     assert (command.input_file, command.output_file, command.output_format) == ("-", Path("o.jsonl"), "text")
