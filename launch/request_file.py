@@ -95,9 +95,7 @@ def _parse_line(line: bytes, number: int) -> InputLine:
     user_id: Any = f"line-{number}"
     try:
         # A byte order mark may stand before the first line.
-        value = parse_json(line.decode("utf-8-sig"))
-    except DuplicateKeyError as error:
-        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number}: {error}"))
+        value, ambiguity = _parsed(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
     if not isinstance(value, dict):
@@ -113,7 +111,17 @@ def _parse_line(line: bytes, number: int) -> InputLine:
             message = f"line {number}: its id cannot be echoed: {error}"
             return InputLine(user_id, None, ErrorInfo("invalid_request", message, "id"))
         user_id = given_id
+    if ambiguity is not None:
+        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number}: {ambiguity}"))
     return InputLine(user_id, value)
+
+
+def _parsed(text: str) -> tuple[Any, DuplicateKeyError | None]:
+    """Returns what JSON text says, of a key that stands twice the last, and what is ambiguous about it."""
+    try:
+        return parse_json(text), None
+    except DuplicateKeyError as error:
+        return json.loads(text), error
 
 
 def _request(line: InputLine, number: int, defaults: dict[str, Any]) -> InputRequest:

@@ -40,8 +40,12 @@ def test_what_is_no_json_is_none(text: str) -> None:
 
 def test_a_line_with_a_key_twice_is_wrong_alone(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_text('{"id": 1, "prompt": "a", "seed": 1, "seed": 2}\n{"id": 2, "prompt": "a"}\n')
-    wrong, right = read_lines(str(path))
+    path.write_text(
+        '{"id": "x", "prompt": "a", "seed": 1, "seed": 2}\n{"id": 2, "prompt": "a"}\n{"a": {"b": 1, "b": 1}, \n'
+    )
+    wrong, right, cut = read_lines(str(path))
     assert wrong.error is not None
-    assert wrong.error.message == "line 1: the key 'seed' stands twice in one object"
+    assert (wrong.user_id, wrong.error.message) == ("x", "line 1: the key 'seed' stands twice in one object")
     assert right.error is None
+    assert cut.error is not None
+    assert cut.error.message.startswith("line 3 is no JSON")

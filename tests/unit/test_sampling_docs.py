@@ -16,6 +16,7 @@ from simulated_ranks import SlicedSampler
 
 from launch.cli import sample
 from launch.sample_lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, SampleLineError, SampleRecord, parse_step
+from sampler import params
 from sampler.params import RowSampling, SamplingParams, SamplingParamsError
 from sampler.processors import (
     ENTRY_POINT_GROUP,
@@ -24,6 +25,8 @@ from sampler.processors import (
     ProcessorRows,
     load_processors,
 )
+from sampler.sampler import MAX_SUPPORT
+from sampler.slices import VOCABULARY_BLOCKS
 from sampler.supports import RowStatus
 
 _FOLDER = DOCUMENT.parent
@@ -41,6 +44,32 @@ def _blocks(text: str, language: str) -> list[str]:
 def test_tables_are_those_of_the_code() -> None:
     text = _text("sampling.md")
     assert text == generated(text), "run: python tests/sampling_tables.py"
+
+
+def test_limits_in_other_pages_are_those_of_the_code() -> None:
+    """The README's table of requests is for people: its numbers are checked, not made."""
+    rows = {}
+    for line in (_FOLDER.parent / "README.md").read_text(encoding="utf-8").splitlines():
+        for name in re.findall(r"`(\w+)`", line.split("|")[1] if line.startswith("|") else ""):
+            rows[name] = line
+    numbers = {name: f"{low:g} … {high:g}" for name, (low, high) in params.NUMBER_RANGES.items()}
+    numbers |= {"temperature": "0 … 1e9", "frequency_penalty": "−2 … 2", "presence_penalty": "−2 … 2"}
+    expected = numbers | {
+        "n": f"1 … {params.MAX_CHOICES}; 1",
+        "stop": f"up to {params.MAX_STOP_STRINGS};",
+        "logit_bias": f"−{params.MAX_BIAS:g} … {params.MAX_BIAS:g}",
+        "logprobs": f"0 … {params.MAX_LOGPROBS}; ",
+        "logprob_token_ids": f"at most {params.MAX_NAMED_LOGPROBS} ids",
+        "prompt_logprobs": f"; 0 … {params.MAX_LOGPROBS} |",
+        "return_support": f"up to {MAX_SUPPORT:,} |",
+        "seed": "0 … 2⁶⁴−1",
+    }
+    for name, text in expected.items():
+        assert text in rows[name], name
+    assert f"at most {params.MAX_PROCESSORS} of them" in _text("logit-processors.md")
+    assert f"nested at most {params.MAX_ARGS_DEPTH}\ndeep" in _text("logit-processors.md")
+    assert f"0 to {params.MAX_CHOICES - 1}" in _text("sample.md")
+    assert f"1 to {VOCABULARY_BLOCKS};" in _text("sample.md")
 
 
 def test_every_status_and_every_field_of_a_request_is_told() -> None:
@@ -108,12 +137,12 @@ def _request() -> dict[str, Any]:
 def test_the_documented_processors_do_what_they_say(documented: ProcessorRegistry, size: int) -> None:
     fields = _request()
     del fields["prompt"]
-    params = SamplingParams.parse(fields, vocab_size=_VOCAB, max_model_len=99)
-    documented.check(params.logit_processors)
+    asked = SamplingParams.parse(fields, vocab_size=_VOCAB, max_model_len=99)
+    documented.check(asked.logit_processors)
     logits = torch.randn(1, _VOCAB, generator=torch.Generator().manual_seed(3)) * 2
     best = logits[0].sort(descending=True)
     # The five best ids were generated, the first of them five tokens ago.
-    row = RowSampling(params=params, seed=1, output_ids=best.indices[:5].tolist())
+    row = RowSampling(params=asked, seed=1, output_ids=best.indices[:5].tolist())
     sampler = SlicedSampler(size, _VOCAB, processors=documented)
     expected = sorted(
         int(token_id)
