@@ -16,7 +16,7 @@ from launch.checks import check_engine
 from launch.cli import UsageError
 from launch.decode_peer import PeerJob, PeerProcess, require_transformers
 from launch.decode_report import DecodeCase, DecodeFigures, DecodeReport
-from launch.engine_process import AttachedEngine, Engine, StartedEngine, wait_until_ready
+from launch.engine_process import EngineProcess, start_or_attach, wait_until_ready
 from launch.exit_codes import ExitCode
 from launch.options import BenchDecodeCommand
 from launch.rank_processes import threads_per_rank
@@ -52,11 +52,7 @@ def run_bench_decode(command: BenchDecodeCommand, argv: list[str], front_endpoin
     _check_sizes(command, config)
     if command.peer == "transformers":
         require_transformers()
-    engine: Engine
-    if front_endpoint is None:
-        engine = StartedEngine(command.engine, argv)
-    else:
-        engine = AttachedEngine(command.engine, front_endpoint)
+    engine = start_or_attach(command.engine, argv, front_endpoint)
     try:
         ready = wait_until_ready(engine, command.engine.start_timeout_s)
         report = _DecodeBench(command, config, engine, ready).run()
@@ -92,7 +88,9 @@ def schema_of(new_tokens: int) -> dict[str, Any]:
 
 
 class _DecodeBench:
-    def __init__(self, command: BenchDecodeCommand, config: ModelConfig, engine: Engine, ready: EngineReady) -> None:
+    def __init__(
+        self, command: BenchDecodeCommand, config: ModelConfig, engine: EngineProcess, ready: EngineReady
+    ) -> None:
         self._command, self._config, self._engine, self._ready = command, config, engine, ready
         self._threads = threads_per_rank(command.engine.threads_per_rank, command.engine.world_size)
         self._requests = 0

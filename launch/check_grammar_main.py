@@ -21,31 +21,20 @@ from grammar_sync.engines.prepared import CompileError
 from grammar_sync.text_check import TextChecker
 from grammar_sync.vocabulary import VocabularyError
 from launch.cli import UsageError, parse_command
-from launch.default_model import DefaultModelError
-from launch.exit_codes import ExitCode
+from launch.front_exit import exit_code_of
 from launch.grammar_judge import CompileProcess, GrammarJudge
 from launch.grammar_lines import GrammarLine, read_grammars
 from launch.grammar_report import GrammarRecord, TextRecord, Totals, json_line, print_report
 from launch.options import CheckGrammarCommand
 from launch.output_file import open_output, writes_text
-from launch.rank_processes import Terminated, raise_on_signals
+from launch.rank_processes import raise_on_signals
 from runtime.assembly import VocabularyMismatchError, grammar_vocabulary
 from runtime.chat_template import ChatTemplateError
 from runtime.checkpoint import open_checkpoint
-from runtime.checkpoint_layout import CheckpointError
 from runtime.messages import ErrorInfo
-from runtime.model_config import ModelConfigError
 from runtime.tokenizer import Tokenizer, TokenizerError
 
-_MODEL_ERRORS = (
-    CheckpointError,
-    ModelConfigError,
-    TokenizerError,
-    ChatTemplateError,
-    VocabularyError,
-    VocabularyMismatchError,
-)
-
+_MODEL_ERRORS = (TokenizerError, ChatTemplateError, VocabularyError, VocabularyMismatchError)
 _LINES_AHEAD = 16
 
 
@@ -53,17 +42,14 @@ def main(argv: list[str]) -> int:
     """Runs ``lockstep`` with ``argv``, which ask for ``check-grammar``; returns the exit code."""
     raise_on_signals()
     _silence_engines()
-    try:
-        command = parse_command(argv)
-        if not isinstance(command, CheckGrammarCommand):
-            return _fail("this process runs check-grammar only", ExitCode.USAGE)
-        return run_check_grammar(command)
-    except (UsageError, DefaultModelError, *_MODEL_ERRORS) as error:
-        return _fail(str(error), ExitCode.USAGE)
-    except KeyboardInterrupt:
-        return _fail("interrupted", ExitCode.INTERRUPTED)
-    except Terminated:
-        return _fail("terminated", ExitCode.TERMINATED)
+    return exit_code_of(partial(_run, argv), more_usage_errors=_MODEL_ERRORS)
+
+
+def _run(argv: list[str]) -> int:
+    command = parse_command(argv)
+    if not isinstance(command, CheckGrammarCommand):
+        raise UsageError("this process runs check-grammar only")
+    return run_check_grammar(command)
 
 
 def run_check_grammar(command: CheckGrammarCommand) -> int:
@@ -172,11 +158,6 @@ def _silence_engines() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"lockstep: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -41,6 +41,10 @@ def check_engine(engine: EngineOptions) -> ModelConfig:
     config = open_checkpoint(engine.model).config
     check_parallel(config, engine.tp, engine.pp)
     _check_kv_cache(config, engine)
+    try:
+        marker_pair(engine.reasoning_start_marker, engine.reasoning_marker)
+    except ThinkingError as error:
+        raise UsageError(str(error)) from error
     _check_grammar_cache_dir(engine.grammar_cache_dir)
     if engine.trace is not None:
         check_target("--trace", engine.trace)
@@ -70,7 +74,6 @@ def _check_defaults(command: GenerateCommand, config: ModelConfig) -> None:
         SamplingParams.parse(sampling, vocab_size=config.vocab_size, max_model_len=length)
         parse_grammar({name: value for name, value in command.defaults.items() if name in grammar})
         parse_thinking(command.defaults, length)
-        marker_pair(command.engine.reasoning_start_marker, command.engine.reasoning_marker)
     except (SamplingParamsError, GrammarError, ThinkingError) as error:
         raise UsageError(str(error)) from error
 

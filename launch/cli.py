@@ -6,17 +6,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 from typer.exceptions import TyperException
 
 from launch import cli_bench, cli_grammar
 from launch import cli_types as types
-from launch.cli_engine import engine_options
+from launch.cli_engine import engine_options, seconds
 from launch.cli_groups import (
     EngineGroup,
     GeneratingGroup,
     GrammarGroup,
     GrammarOptionGroup,
+    HttpGroup,
     NodeGroup,
     SamplingGroup,
     given_fields,
@@ -28,10 +30,13 @@ from launch.options import (
     DoctorCommand,
     EngineOptions,
     GenerateCommand,
+    HttpOptions,
     NodeOptions,
     OutputFormat,
+    RankCommand,
     RankOptions,
     SampleCommand,
+    ServeCommand,
     TraceSummaryCommand,
 )
 from sampler.params import MAX_LOGPROBS
@@ -109,6 +114,38 @@ def generate(
         metrics_file=metrics_file,
         defaults=given_fields(sampling) | grammars,
     )
+
+
+@app.command()
+@spread
+def serve(
+    *,
+    http: HttpGroup,
+    engine: EngineGroup,
+    generating: GeneratingGroup,
+    nodes: NodeGroup,
+) -> Command:
+    """Serves the model over HTTP in OpenAI's form: /v1/chat/completions, /v1/completions, /v1/models and more.
+
+    Under torchrun the same command line is a rank; otherwise it starts the ranks itself.
+    """
+    options = engine_options(engine, generating)
+    given = asdict(http)
+    health_timeout_s = seconds("--health-timeout", given.pop("health_timeout"))
+    return ServeCommand(
+        engine=options,
+        nodes=_nodes(options, nodes),
+        http=HttpOptions(**given, health_timeout_s=health_timeout_s),
+    )
+
+
+@app.command(hidden=True)
+def rank(options: Annotated[str, typer.Argument(help="The engine's options as JSON.")]) -> Command:
+    """Is a rank of an engine that a Python program started; runs under its torchrun only."""
+    try:
+        return RankCommand(engine=msgspec.json.decode(options, type=EngineOptions))
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"rank: the options cannot be read: {error}") from error
 
 
 @app.command()

@@ -35,9 +35,9 @@ def engine_options(engine: EngineGroup, generating: GeneratingGroup) -> EngineOp
         prefix_cache=engine.prefix_cache,
         threads_per_rank=engine.threads_per_rank,
         trace=engine.trace,
-        group_timeout_s=_seconds("--group-timeout", generating.group_timeout),
-        start_timeout_s=_seconds("--start-timeout", generating.start_timeout),
-        grammar_timeout_s=_seconds("--grammar-timeout", generating.grammar_timeout),
+        group_timeout_s=seconds("--group-timeout", generating.group_timeout),
+        start_timeout_s=seconds("--start-timeout", generating.start_timeout),
+        grammar_timeout_s=seconds("--grammar-timeout", generating.grammar_timeout),
         grammar_backend=generating.grammar_backend,
         grammar_memory_bytes=generating.grammar_memory_bytes,
         grammar_cache_bytes=generating.grammar_cache_bytes,
@@ -50,7 +50,12 @@ def engine_options(engine: EngineGroup, generating: GeneratingGroup) -> EngineOp
     )
 
 
-def _seconds(option: str, value: float) -> float:
+def seconds(option: str, value: float) -> float:
+    """Returns an option's seconds.
+
+    Raises:
+        UsageError: They are not finite.
+    """
     if not math.isfinite(value):
         raise BadParameter(f"{option} is {value}: a finite number of seconds is needed")
     return value

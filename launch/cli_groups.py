@@ -51,6 +51,21 @@ class GeneratingGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HttpGroup:
+    """How a server answers."""
+
+    host: types.Host = "127.0.0.1"
+    port: types.Port = 8000
+    served_model_name: types.ServedModelName = None
+    api_key_file: types.ApiKeyFile = None
+    max_requests: types.MaxRequests = 1024
+    max_prompts: types.MaxPrompts = 128
+    max_body_bytes: types.MaxBodyBytes = 8 << 20
+    stream_buffer: types.StreamBuffer = 4096
+    health_timeout: types.HealthTimeout = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeGroup:
     """The nodes, as torchrun is told of them."""
 

@@ -10,6 +10,7 @@ import typer
 from grammar_sync.spec import DEFAULT_MAX_WHITESPACE
 
 _ENGINE = "Engine"
+_HTTP = "HTTP"
 _NODES = "Nodes (passed on to torchrun)"
 _SAMPLING = "Defaults for requests that do not say"
 _GRAMMAR = "Grammar (at most one; for requests that have none)"
@@ -149,6 +150,35 @@ Trace = Annotated[
         help="Write what every rank does, as trace events for Perfetto.",
         show_default="nowhere",
         rich_help_panel=_ENGINE,
+    ),
+]
+
+Host = Annotated[str, typer.Option(help="Address to bind; only this machine by default.", rich_help_panel=_HTTP)]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0 = any that is free.", rich_help_panel=_HTTP)]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(help="What clients call the model.", show_default="its file's or folder's", rich_help_panel=_HTTP),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with keys, one a line; clients must give one.",
+        show_default="LOCKSTEP_API_KEY, else none is needed",
+        rich_help_panel=_HTTP,
+    ),
+]
+MaxRequests = Annotated[
+    int, typer.Option(min=1, help="Prompts under way at once; more get 429.", rich_help_panel=_HTTP)
+]
+MaxPrompts = Annotated[int, typer.Option(min=1, help="Prompts of one request.", rich_help_panel=_HTTP)]
+MaxBodyBytes = Annotated[int, typer.Option(min=1024, help="Bytes of a request.", rich_help_panel=_HTTP)]
+StreamBuffer = Annotated[
+    int, typer.Option(min=1, help="Messages that may wait for a slow reader of a stream.", rich_help_panel=_HTTP)
+]
+HealthTimeout = Annotated[
+    float,
+    typer.Option(
+        min=1, help="Seconds that a rank may be silent, or in one step, before /health says no.", rich_help_panel=_HTTP
     ),
 ]
 

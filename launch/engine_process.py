@@ -20,7 +20,7 @@ _POLL_S = 0.2
 _GRACE_S = 3.0
 
 
-class Engine(Protocol):
+class EngineProcess(Protocol):
     """What a front side needs of an engine.
 
     Attributes:
@@ -116,7 +116,18 @@ class AttachedEngine:
         write_trace(trace, folder, ranks)
 
 
-def wait_until_ready(engine: Engine, timeout_s: float) -> EngineReady:
+def start_or_attach(options: EngineOptions, argv: list[str], front_endpoint: str | None) -> EngineProcess:
+    """Returns the engine of a command.
+
+    Args:
+        options: The engine's options.
+        argv: The command line that each rank runs again.
+        front_endpoint: Where the leader that started this process connects; None when this process starts the ranks.
+    """
+    return StartedEngine(options, argv) if front_endpoint is None else AttachedEngine(options, front_endpoint)
+
+
+def wait_until_ready(engine: EngineProcess, timeout_s: float) -> EngineReady:
     """Returns the leader's first message.
 
     Raises:

@@ -22,6 +22,9 @@ AGENT_PID = "LOCKSTEP_AGENT_PID"
 ZYGOTE_SOCKET = "LOCKSTEP_ZYGOTE_SOCKET"
 """Set by the agent for the processes it starts: where its zygote forks their ranks."""
 
+API_KEY = "LOCKSTEP_API_KEY"
+"""The key that clients of ``lockstep serve`` must give, where no file names any."""
+
 _RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 

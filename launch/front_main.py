@@ -1,19 +1,20 @@
-"""The front side's entry: parses the command line, runs the command, turns every error into one line and a code."""
+"""The front side's entry: parses the command line and runs the command."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from functools import partial
+from typing import NoReturn
 
 from launch.bench import run_bench
 from launch.bench_decode import BenchError
 from launch.check_grammar import become_checker
 from launch.cli import UsageError, parse_command
-from launch.default_model import DefaultModelError
 from launch.doctor import run_doctor
 from launch.environment import FRONT_ENDPOINT
-from launch.exit_codes import ExitCode
+from launch.front_exit import exit_code_of
 from launch.generate import run_generate
 from launch.options import (
     BenchDecodeCommand,
@@ -21,27 +22,16 @@ from launch.options import (
     CheckGrammarCommand,
     DoctorCommand,
     GenerateCommand,
+    RankCommand,
     SampleCommand,
+    ServeCommand,
     TraceSummaryCommand,
 )
 from launch.parent_death import die_with_parent
-from launch.rank_processes import RanksFailedError, Terminated, raise_on_signals
+from launch.rank_processes import raise_on_signals
 from launch.sample import run_sample
+from launch.serve.start import become_server
 from launch.trace_summary import print_summary
-from pp.partition import StagePartitionError
-from runtime.checkpoint_layout import CheckpointError
-from runtime.client_socket import ClientSocketError
-from runtime.model_config import ModelConfigError
-from runtime.trace_part import TraceFileError
-
-_USAGE = (
-    UsageError,
-    DefaultModelError,
-    CheckpointError,
-    ModelConfigError,
-    StagePartitionError,
-    TraceFileError,
-)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,18 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     raise_on_signals()
     if FRONT_ENDPOINT in os.environ:
         die_with_parent(signal.SIGTERM)
-    try:
-        return _run(arguments)
-    except _USAGE as error:
-        return _fail(str(error), ExitCode.USAGE)
-    except RanksFailedError as error:
-        return _fail(str(error), error.exit_code)
-    except (ClientSocketError, BenchError) as error:
-        return _fail(str(error), ExitCode.INTERNAL)
-    except KeyboardInterrupt:
-        return _fail("interrupted", ExitCode.INTERRUPTED)
-    except Terminated:
-        return _fail("terminated", ExitCode.TERMINATED)
+    return exit_code_of(partial(_run, arguments), more_faults=(BenchError,))
 
 
 def _run(argv: list[str]) -> int:
@@ -69,12 +48,14 @@ def _run(argv: list[str]) -> int:
     match command:
         case GenerateCommand():
             code = run_generate(command, argv, os.environ.get(FRONT_ENDPOINT))
+        case ServeCommand() | CheckGrammarCommand():
+            code = _become(command, argv)
+        case RankCommand():
+            raise UsageError("rank: ranks are started by an engine, under its torchrun")
         case SampleCommand():
             code = run_sample(command, argv)
         case DoctorCommand():
             code = run_doctor(command)
-        case CheckGrammarCommand():
-            code = become_checker(command, argv)
         case BenchSamplerCommand() | BenchDecodeCommand():
             code = run_bench(command, argv, os.environ.get(FRONT_ENDPOINT))
         case TraceSummaryCommand():
@@ -84,6 +65,8 @@ def _run(argv: list[str]) -> int:
     return code
 
 
-def _fail(message: str, code: int) -> int:
-    print(f"lockstep: {message}", file=sys.stderr)
-    return code
+def _become(command: ServeCommand | CheckGrammarCommand, argv: list[str]) -> NoReturn:
+    """Replaces this process by one with the libraries that a command needs."""
+    if isinstance(command, ServeCommand):
+        become_server(command, argv, os.environ.get(FRONT_ENDPOINT))
+    become_checker(command, argv)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,7 +16,8 @@ from rich.progress import Progress, TaskID
 
 from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_command
-from launch.engine_process import AttachedEngine, Engine, StartedEngine, wait_until_ready
+from launch.engine_output import RequestOutput
+from launch.engine_process import EngineProcess, start_or_attach, wait_until_ready
 from launch.exit_codes import ExitCode
 from launch.metrics import EngineMetrics
 from launch.options import GenerateCommand
@@ -26,14 +27,10 @@ from launch.rank_processes import replace_by_agent
 from launch.request_file import InputRequest, read_requests
 from runtime.engine_statistics import EngineStatistics
 from runtime.messages import (
-    Accepted,
     EngineMessage,
     EngineReady,
     ErrorInfo,
-    Finished,
     FinishReason,
-    PromptInfo,
-    Rejected,
     Submit,
     TokenDelta,
     TokenInfo,
@@ -68,33 +65,15 @@ class ResultRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 @dataclass(slots=True)
-class _Choice:
-    """What has come of one choice."""
-
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenInfo] = field(default_factory=list)
-    finished: Finished | None = None
-
-
-@dataclass(slots=True)
 class _Pending:
-    """A request that is not written yet; ``choices`` is empty until it was accepted."""
+    """A request that is not written yet."""
 
     request: InputRequest
-    error: ErrorInfo | None = None
-    choices: list[_Choice] = field(default_factory=list)
-    prompt: list[TokenInfo | None] = field(default_factory=list)
-
-    @property
-    def is_done(self) -> bool:
-        return self.error is not None or (
-            bool(self.choices) and all(choice.finished is not None for choice in self.choices)
-        )
+    output: RequestOutput
 
     def records(self) -> Iterator[ResultRecord]:
-        if self.error is not None:
+        output = self.output
+        if output.error is not None:
             yield ResultRecord(
                 id=self.request.user_id,
                 index=0,
@@ -103,9 +82,9 @@ class _Pending:
                 finish_reason="error",
                 logprobs=None,
                 usage=None,
-                error=self.error,
+                error=output.error,
             )
-        for index, choice in enumerate(self.choices):
+        for index, choice in enumerate(output.choices):
             if choice.finished is not None:
                 yield ResultRecord(
                     id=self.request.user_id,
@@ -114,7 +93,7 @@ class _Pending:
                     token_ids=choice.token_ids,
                     finish_reason=choice.finished.finish_reason,
                     logprobs=choice.logprobs or None,
-                    prompt_logprobs=[None, *self.prompt] if self.prompt and not index else None,
+                    prompt_logprobs=None if index else output.prompt_logprobs(),
                     usage=choice.finished.usage,
                     error=choice.finished.error,
                     reasoning_content="".join(choice.reasoning) or None,
@@ -142,11 +121,7 @@ def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str 
     check_command(command)
     if front_endpoint is None and command.nodes.nnodes > 1:
         replace_by_agent(command.engine, command.nodes, argv)
-    engine: Engine
-    if front_endpoint is None:
-        engine = StartedEngine(command.engine, argv)
-    else:
-        engine = AttachedEngine(command.engine, front_endpoint)
+    engine = start_or_attach(command.engine, argv, front_endpoint)
     try:
         with progress_bar() as progress:
             task = progress.add_task("starting ranks", total=None, rate="")
@@ -170,7 +145,7 @@ class _Batch:
     def __init__(
         self,
         command: GenerateCommand,
-        engine: Engine,
+        engine: EngineProcess,
         output: TextIO,
         progress: Progress,
         task: TaskID,
@@ -216,7 +191,7 @@ class _Batch:
         taken = list(islice(self._requests, room))
         for request_id, request in taken:
             self._order.append(request_id)
-            self._pending[request_id] = _Pending(request, request.error)
+            self._pending[request_id] = _Pending(request, RequestOutput(request.error))
         batch = [Submit(number, request.body, self._score) for number, request in taken if request.body is not None]
         if self._metrics is not None:
             for submit in batch:
@@ -226,28 +201,15 @@ class _Batch:
         return len(taken) == room
 
     def _take(self, message: EngineMessage) -> None:
-        match message:
-            case Accepted():
-                self._pending[message.request_id].choices = [_Choice() for _ in range(message.choices)]
-            case Rejected():
-                self._pending[message.request_id].error = message.error
-            case TokenDelta():
-                choice = self._pending[message.request_id].choices[message.index]
-                choice.text.append(message.text)
-                choice.reasoning.append(message.reasoning)
-                choice.token_ids += message.token_ids
-                choice.logprobs += message.logprobs
-                self._totals.tokens += len(message.token_ids)
-            case PromptInfo():
-                self._pending[message.request_id].prompt += message.tokens
-            case Finished():
-                self._pending[message.request_id].choices[message.index].finished = message
-            case EngineReady() | EngineStatistics():
-                pass
+        if isinstance(message, EngineReady | EngineStatistics):
+            return
+        self._pending[message.request_id].output.take(message)
+        if isinstance(message, TokenDelta):
+            self._totals.tokens += len(message.token_ids)
 
     def _write_finished(self) -> None:
         """Writes the results that no unfinished request stands before."""
-        while self._order and self._pending[self._order[0]].is_done:
+        while self._order and self._pending[self._order[0]].output.is_done:
             pending = self._pending.pop(self._order.popleft())
             records = list(pending.records())
             self._totals.requests += 1
@@ -260,7 +222,7 @@ class _Batch:
         if not self._as_text:
             return msgspec.json.encode(record).decode() + "\n"
         text = record.text if record.error is None else f"error: {record.error.message}"
-        head = f"== {record.id}[{record.index}]\n" if self._several or len(pending.choices) > 1 else ""
+        head = f"== {record.id}[{record.index}]\n" if self._several or len(pending.output.choices) > 1 else ""
         return f"{head}{text}\n"
 
     def _show_progress(self) -> None:
@@ -274,7 +236,7 @@ class _Batch:
         )
 
 
-def _write_metrics(metrics: EngineMetrics, ready: EngineReady, engine: Engine, path: Path) -> None:
+def _write_metrics(metrics: EngineMetrics, ready: EngineReady, engine: EngineProcess, path: Path) -> None:
     """Writes the metrics, once the engine has told what it counted, or has had the time for it."""
     metrics.heard(ready)
     told = 0

@@ -133,6 +133,56 @@ class GenerateCommand(msgspec.Struct, frozen=True, kw_only=True):
     metrics_file: Path | None = None
 
 
+class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How ``lockstep serve`` answers.
+
+    Args:
+        host: Address to bind.
+        port: Port to bind; 0 = any that is free.
+        served_model_name: What clients call the model; None = its file's or folder's name.
+        api_key_file: File with keys, one a line, of which a client must give one; None = the environment's, if any.
+        max_requests: Prompts under way at once; more are refused with 429.
+        max_prompts: Prompts of one request.
+        max_body_bytes: Bytes of a request.
+        stream_buffer: Messages that may wait for a slow reader of a stream before it is cut.
+        health_timeout_s: How long a rank may be silent or in one step, and the engine yet count as healthy.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    api_key_file: Path | None = None
+    max_requests: int = 1024
+    max_prompts: int = 128
+    max_body_bytes: int = 8 << 20
+    stream_buffer: int = 4096
+    health_timeout_s: float = 30.0
+
+
+class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep serve``.
+
+    Args:
+        engine: The engine.
+        nodes: The nodes.
+        http: How it answers.
+    """
+
+    engine: EngineOptions
+    nodes: NodeOptions
+    http: HttpOptions
+
+
+class RankCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank of an engine that a Python program started; no command for people.
+
+    Args:
+        engine: The engine.
+    """
+
+    engine: EngineOptions
+
+
 class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
     """``lockstep doctor``.
 
@@ -257,6 +307,8 @@ class BenchDecodeCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 Command = (
     GenerateCommand
+    | ServeCommand
+    | RankCommand
     | SampleCommand
     | DoctorCommand
     | CheckGrammarCommand

@@ -39,7 +39,8 @@ from runtime.messages import EngineReady
 from runtime.model import DecoderStage
 from runtime.model_config import check_parallel
 from runtime.output_checker import OutputChecker
-from runtime.request_builder import RequestBuilder, RequestLimits
+from runtime.request_builder import RequestBuilder
+from runtime.request_limits import RequestLimits
 from runtime.scheduler import Scheduler
 from runtime.step_planner import SchedulerLimits
 from runtime.thinking import reasoning_of

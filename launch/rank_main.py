@@ -13,7 +13,14 @@ from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
-from launch.options import BenchDecodeCommand, BenchSamplerCommand, GenerateCommand, SampleCommand
+from launch.options import (
+    BenchDecodeCommand,
+    BenchSamplerCommand,
+    GenerateCommand,
+    RankCommand,
+    SampleCommand,
+    ServeCommand,
+)
 from launch.rank import Rank
 from launch.run_folder import RankReport, RunFolder
 from launch.sample_rank import SampleRank
@@ -45,14 +52,14 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
     rank: Rank | SampleRank | BenchSamplerRank
     match command:
-        case GenerateCommand() | BenchDecodeCommand():
+        case GenerateCommand() | ServeCommand() | RankCommand() | BenchDecodeCommand():
             rank = Rank(command.engine, environment, arguments)
         case SampleCommand():
             rank = SampleRank(command, environment)
         case BenchSamplerCommand():
             rank = BenchSamplerRank(command, environment)
         case _:
-            print("lockstep: only 'generate', 'sample' and 'bench' run under torchrun", file=sys.stderr)
+            print("lockstep: only 'generate', 'serve', 'sample' and 'bench' run under torchrun", file=sys.stderr)
             return ExitCode.USAGE
     try:
         code = rank.run()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import NoReturn
 
 import msgspec
 
@@ -117,7 +118,7 @@ def run_to_the_end(options: RankOptions, argv: list[str]) -> ExitCode:
         folder.remove()
 
 
-def replace_by_agent(options: RankOptions, nodes: NodeOptions, argv: list[str]) -> None:
+def replace_by_agent(options: RankOptions, nodes: NodeOptions, argv: list[str]) -> NoReturn:
     """Becomes the agent of one of several nodes; the leader, on whichever node it is, starts its own front side."""
     here = options.world_size // nodes.nnodes
     arguments = ["--nnodes", str(nodes.nnodes), "--nproc-per-node", str(here)]

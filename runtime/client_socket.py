@@ -42,6 +42,14 @@ class FrontSocket:
             self.close()
             raise ClientSocketError(f"cannot bind {endpoint}: {error}") from error
 
+    @property
+    def descriptor(self) -> int:
+        """What turns readable when something may have come.
+
+        It tells once: whoever waits on it then receives all there is, and looks again after every ``send``.
+        """
+        return self._socket.fileno()
+
     def send(self, messages: Sequence[ClientMessage]) -> None:
         """Sends messages in order, without waiting.
 

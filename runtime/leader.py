@@ -25,6 +25,8 @@ from runtime.messages import (
     AddSequence,
     ClientMessage,
     CompletionDetails,
+    Detokenize,
+    Detokenized,
     EndSequence,
     EngineMessage,
     ErrorInfo,
@@ -38,13 +40,16 @@ from runtime.messages import (
     SupportInfo,
     TokenDelta,
     TokenInfo,
+    Tokenize,
+    Tokenized,
     TokenLogprob,
     Usage,
 )
 from runtime.output_check import CheckJob
 from runtime.output_text import OutputText, TextDelta
 from runtime.reports import TokenReport
-from runtime.request_builder import RequestBuilder, RequestError
+from runtime.request_builder import RequestBuilder
+from runtime.request_error import RequestError, parse_object
 from runtime.sequence import Sequence
 from runtime.tokenizer import Tokenizer
 
@@ -239,9 +244,21 @@ class Leader:
             case Abort():
                 for sequence_id in self._sequences_of.get(message.request_id, ()):
                     self._actions.append(EndSequence(sequence_id, "abort"))
+            case Tokenize() | Detokenize():
+                self._outbox.append(self._answer(message))
             case Shutdown():
                 self._actions += [EndSequence(sequence_id, "abort") for sequence_id in self._streams]
                 self._actions.append(StopRanks())
+
+    def _answer(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized | Rejected:
+        try:
+            fields = parse_object(message.body)
+            if isinstance(message, Detokenize):
+                return Detokenized(message.request_id, self._builder.prompts.detokenize(fields))
+            token_ids = self._builder.prompts.tokenize(fields)
+        except RequestError as error:
+            return Rejected(message.request_id, error.info)
+        return Tokenized(message.request_id, token_ids, [self._text(token_id) for token_id in token_ids])
 
     def _submit(self, message: Submit) -> None:
         if message.request_id in self._sequences_of:

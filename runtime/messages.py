@@ -74,6 +74,30 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: int
 
 
+class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
+    """Client → leader: tell the ids of a prompt.
+
+    Args:
+        request_id: As in ``Submit``.
+        body: A JSON object as text: ``prompt`` or ``messages`` as in a request, ``add_special_tokens``.
+    """
+
+    request_id: int
+    body: str
+
+
+class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
+    """Client → leader: tell the text of ids.
+
+    Args:
+        request_id: As in ``Submit``.
+        body: A JSON object as text: ``token_ids``, ``skip_special_tokens``.
+    """
+
+    request_id: int
+    body: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Client → leader: end all requests and all ranks."""
 
@@ -96,6 +120,21 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     device: str
     max_model_len: int
     compute: str = ""
+
+
+class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
+    """Leader → client: what ``Tokenize`` asked for; ``tokens`` has the text of each id."""
+
+    request_id: int
+    token_ids: list[int]
+    tokens: list[str]
+
+
+class Detokenized(msgspec.Struct, frozen=True, tag="detokenized"):
+    """Leader → client: what ``Detokenize`` asked for."""
+
+    request_id: int
+    text: str
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -180,8 +219,9 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     grammar: GrammarStatistics | None = None
 
 
-ClientMessage = Submit | Abort | Shutdown
-EngineMessage = EngineReady | Accepted | Rejected | PromptInfo | TokenDelta | Finished | EngineStatistics
+ClientMessage = Submit | Abort | Tokenize | Detokenize | Shutdown
+RequestMessage = Accepted | Rejected | PromptInfo | TokenDelta | Finished | Tokenized | Detokenized
+EngineMessage = EngineReady | EngineStatistics | RequestMessage
 
 
 class AddSequence(msgspec.Struct, frozen=True, tag="add"):

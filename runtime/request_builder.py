@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, GrammarSpec, parse_grammar
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
-from runtime.chat_template import ChatTemplateError
-from runtime.json_text import DuplicateKeyError, parse_json
-from runtime.messages import ErrorInfo
+from runtime.prompt import PROMPT_FIELDS, PromptReader
+from runtime.request_error import RequestError, parse_object
+from runtime.request_limits import RequestLimits
 from runtime.scheduling_fields import SCHEDULING_FIELDS, SchedulingFieldError, cache_salt_of, priority_of
 from runtime.shown_value import shown
-from runtime.thinking_fields import (
-    THINKING_FIELDS,
-    ThinkingError,
-    ThinkingFields,
-    is_open,
-    parse_thinking,
-    rules_of,
-)
+from runtime.thinking_fields import THINKING_FIELDS, ThinkingError, ThinkingFields, parse_thinking, rules_of
 from runtime.tokenizer import Tokenizer
 from sampler.params import SamplingParams, SamplingParamsError
 from sampler.processors import ProcessorRegistry
 
-_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-_CHECKED_ELSEWHERE = ("id", *SCHEDULING_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *THINKING_FIELDS)
+_CHECKED_ELSEWHERE = ("id", "tools", *SCHEDULING_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *THINKING_FIELDS)
 _PROMPT_TOKENS = "prompt_tokens"
 _FOREIGN_FIELDS = {
     "response_format": "json_schema (the schema alone) or json_object",
@@ -39,20 +30,6 @@ _FOREIGN_FIELDS = {
     "guided_grammar": "ebnf",
 }
 """What other programs call a grammar, and its name here."""
-
-
-class RequestError(ValueError):
-    """A request is refused before any rank sees it.
-
-    Args:
-        message: One line naming the field, its value and what is allowed.
-        param: The field at fault.
-        code: The error's code.
-    """
-
-    def __init__(self, message: str, param: str | None, code: str = "invalid_request") -> None:
-        super().__init__(message)
-        self.info = ErrorInfo(code=code, message=message, param=param)
 
 
 @dataclass(frozen=True)
@@ -84,31 +61,6 @@ class Request:
     cache_salt: str = ""
 
 
-class _Prompt(NamedTuple):
-    """A prompt's ids, the field they came from, and whether it ends inside a think block."""
-
-    token_ids: list[int]
-    name: str
-    is_thinking: bool
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """What a request may ask for at most.
-
-    Args:
-        vocab_size: Ids the model knows.
-        max_model_len: Prompt and output together, in tokens.
-        kv_cache_tokens: KV entries of one sequence at most.
-        default_max_tokens: Tokens to generate at most for a request that does not say, if the context has room.
-    """
-
-    vocab_size: int
-    max_model_len: int
-    kv_cache_tokens: int
-    default_max_tokens: int
-
-
 class RequestBuilder:
     """Turns a client's fields into a valid, tokenized request.
 
@@ -130,6 +82,8 @@ class RequestBuilder:
         self._limits = limits
         self._processors = processors or ProcessorRegistry({})
         self._markers = markers
+        self.prompts = PromptReader(tokenizer, limits, markers)
+        """Reads prompts alone."""
 
     def parse(self, body: str, *, score: bool = False) -> Request:
         """Returns the request that a JSON object describes.
@@ -141,17 +95,7 @@ class RequestBuilder:
         Raises:
             RequestError: It is no JSON object, or what ``build`` refuses.
         """
-        try:
-            fields = parse_json(body)
-        except DuplicateKeyError as error:
-            raise RequestError(f"the request is ambiguous: {error}", None) from error
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"the request is no JSON: {error}", None) from error
-        if not isinstance(fields, dict):
-            raise RequestError(f"the request is a JSON {type(fields).__name__}: an object is needed", None)
-        for name, value in fields.items():
-            _check_is_text(name, value)
-        return self.build(fields, score=score)
+        return self.build(parse_object(body), score=score)
 
     def build(self, fields: Mapping[str, Any], *, score: bool = False) -> Request:
         """Returns the request that ``fields`` describe (names as in JSONL input; ``id`` is the client's own).
@@ -169,7 +113,7 @@ class RequestBuilder:
         rest = {
             name: value
             for name, value in fields.items()
-            if name not in (*_PROMPT_FIELDS, *_CHECKED_ELSEWHERE) and not (score and name == _PROMPT_TOKENS)
+            if name not in (*PROMPT_FIELDS, *_CHECKED_ELSEWHERE) and not (score and name == _PROMPT_TOKENS)
         }
         try:
             grammar = parse_grammar(fields)
@@ -183,7 +127,7 @@ class RequestBuilder:
             self._processors.check(params.logit_processors)
             if score:
                 _check_score(params, grammar, asked)
-            prompt = self._prompt(fields, asked)
+            prompt = self.prompts.read(fields, asked)
             thinking = rules_of(asked, self._markers, inside=prompt.is_thinking, has_grammar=grammar is not None)
         except GrammarError as error:
             raise RequestError(str(error), error.param, "grammar_error") from error
@@ -222,74 +166,6 @@ class RequestBuilder:
             )
             sequences.update(dict.fromkeys(ids for ids in spellings if ids))
         return tuple(sequences)
-
-    def _prompt(self, fields: Mapping[str, Any], asked: ThinkingFields) -> _Prompt:
-        given = [name for name in _PROMPT_FIELDS if fields.get(name) is not None]
-        if len(given) != 1:
-            raise RequestError(
-                f"exactly one of {', '.join(_PROMPT_FIELDS)} is needed, got {', '.join(given) or 'none'}",
-                given[1] if given else "prompt",
-            )
-        name = given[0]
-        ids, end = self._encode(name, fields[name], asked)
-        if not ids:
-            raise RequestError(f"{name} has no tokens: at least one is needed", name)
-        if len(ids) >= self._limits.max_model_len:
-            raise RequestError(
-                f"{name} has {len(ids)} tokens: the context of {self._limits.max_model_len} tokens "
-                f"leaves room for at most {self._limits.max_model_len - 1}",
-                name,
-            )
-        return _Prompt(ids, name, self._markers is not None and is_open(end, self._markers))
-
-    def _encode(self, name: str, value: Any, asked: ThinkingFields) -> tuple[list[int], str]:
-        """Returns a prompt's ids, and the text at its end that says whether it is thinking."""
-        if name == "prompt_token_ids":
-            ids = self._checked_ids(value)
-            return ids, "" if self._markers is None else self._tokenizer.decode(ids, skip_special_tokens=False)
-        if name == "messages":
-            text, end = self._rendered(value, asked)
-            return self._encode_text(name, text, add_special_tokens=False), end
-        if not isinstance(value, str):
-            raise RequestError(f"prompt is a {type(value).__name__}: a string is needed", name)
-        return self._encode_text(name, value, add_special_tokens=True), value
-
-    def _rendered(self, messages: Any, asked: ThinkingFields) -> tuple[str, str]:
-        """Returns the messages as a prompt, and what the template put behind them to have them answered.
-
-        What a message says of markers does not count.
-        """
-        # Templates call the switch by either name.
-        switch = {} if asked.enable is None else {"enable_thinking": asked.enable, "thinking": asked.enable}
-        try:
-            text = self._tokenizer.apply_chat_template(messages, variables=switch)
-            if self._markers is None:
-                return text, ""
-            bare = self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, variables=switch)
-        except ChatTemplateError as error:
-            raise RequestError(str(error), "messages") from error
-        return text, text.removeprefix(bare)
-
-    def _encode_text(self, name: str, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"{name} holds a lone surrogate at character {error.start}: not text", name) from error
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def _checked_ids(self, value: Any) -> list[int]:
-        vocab_size = self._limits.vocab_size
-        if not isinstance(value, list):
-            raise RequestError(
-                f"prompt_token_ids is a {type(value).__name__}: a list of ids is needed", "prompt_token_ids"
-            )
-        for position, token_id in enumerate(value):
-            if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                raise RequestError(
-                    f"prompt_token_ids[{position}] is {shown(token_id)}: an integer in 0..{vocab_size - 1} is needed",
-                    "prompt_token_ids",
-                )
-        return value
 
     def _max_tokens(self, name: str, prompt_tokens: int, params: SamplingParams) -> int:
         asked = params.max_tokens
@@ -346,14 +222,3 @@ def _forced_output_tokens(prompt_tokens: object, given_tokens: int) -> int:
             _PROMPT_TOKENS,
         )
     return given_tokens - prompt_tokens
-
-
-def _check_is_text(name: str, value: object) -> None:
-    """Refuses strings, at any depth, that no tokenizer and no socket can take."""
-    try:
-        json.dumps({name: value}, ensure_ascii=False).encode()
-    except RecursionError as error:
-        raise RequestError(f"{name} is nested too deeply", name) from error
-    except UnicodeEncodeError as error:
-        field = name.encode(errors="replace").decode()
-        raise RequestError(f"{field} holds a lone surrogate, which is not text", field) from error

@@ -112,6 +112,17 @@ class Running:
         """Returns when stdout holds ``text``."""
         wait_until(lambda: text in self._stdout.read_text(), timeout_s, f"stdout to hold {text!r}")
 
+    def wait_for_message(self, text: str, timeout_s: float) -> str:
+        """Returns the line of stderr that holds ``text`` once there is one; fails when the command ends before."""
+
+        def has_come() -> bool:
+            found = text in self._stderr.read_text()
+            assert found or self.process.poll() is None, f"ended early: {self._stderr.read_text()}"
+            return found
+
+        wait_until(has_come, timeout_s, f"stderr to hold {text!r}")
+        return next(line for line in self._stderr.read_text().splitlines() if text in line)
+
     def check_nothing_left(self, timeout_s: float = 2.0) -> None:
         """Fails when a process, a socket file or a folder of the command is left."""
         wait_until(lambda: not self.family(), timeout_s, f"these processes to end: {self.family()}")
@@ -142,7 +153,8 @@ def running(*command: str, environ: Mapping[str, str] | None = None, stdin: byte
             assert set(Path("/dev/shm").iterdir()) <= shared_memory
         finally:
             for process in command_running.family():
-                process.kill()
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             command_running.process.wait(10)
 
 

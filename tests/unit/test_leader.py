@@ -34,7 +34,8 @@ from runtime.messages import (
     TokenDelta,
 )
 from runtime.output_check import CheckJob, CheckResult
-from runtime.request_builder import RequestBuilder, RequestLimits
+from runtime.request_builder import RequestBuilder
+from runtime.request_limits import RequestLimits
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence as EngineSequence
 from runtime.step_planner import SchedulerLimits

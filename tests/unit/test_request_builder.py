@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from grammar_sync.spec import GrammarSpec
 from runtime.chat_template import ChatTemplate
-from runtime.request_builder import Request, RequestBuilder, RequestError, RequestLimits
+from runtime.request_builder import Request, RequestBuilder
+from runtime.request_error import RequestError
+from runtime.request_limits import RequestLimits
 from runtime.tokenizer import Tokenizer
 
 VOCAB = 257

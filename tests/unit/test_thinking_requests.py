@@ -12,7 +12,9 @@ from tokenizers import Tokenizer as Backend
 
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
 from launch.request_file import _with_defaults
-from runtime.request_builder import Request, RequestBuilder, RequestError, RequestLimits
+from runtime.request_builder import Request, RequestBuilder
+from runtime.request_error import RequestError
+from runtime.request_limits import RequestLimits
 from runtime.thinking import find_markers
 from runtime.thinking_fields import ThinkingError, marker_pair
 from runtime.tokenizer import Tokenizer

@@ -1,0 +1,67 @@
+"""What has come of a request, gathered from the leader's messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.messages import Accepted, ErrorInfo, Finished, PromptInfo, Rejected, RequestMessage, TokenDelta, TokenInfo
+
+
+@dataclass(slots=True)
+class ChoiceOutput:
+    """What has come of one choice; ``finished`` is None until it ended."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenInfo] = field(default_factory=list)
+    finished: Finished | None = None
+
+    def add(self, delta: TokenDelta) -> None:
+        """Adds what a step brought."""
+        self.text.append(delta.text)
+        self.reasoning.append(delta.reasoning)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What has come of one request.
+
+    Attributes:
+        error: Why it was refused, if it was.
+        choices: Its choices; empty until it was accepted.
+        prompt: What was asked about prompt tokens, from the second on.
+    """
+
+    error: ErrorInfo | None = None
+    choices: list[ChoiceOutput] = field(default_factory=list)
+    prompt: list[TokenInfo] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come."""
+        return self.error is not None or (
+            bool(self.choices) and all(choice.finished is not None for choice in self.choices)
+        )
+
+    def take(self, message: RequestMessage) -> None:
+        """Adds what a message of this request says."""
+        match message:
+            case Accepted():
+                self.choices = [ChoiceOutput() for _ in range(message.choices)]
+            case Rejected():
+                self.error = message.error
+            case TokenDelta():
+                self.choices[message.index].add(message)
+            case PromptInfo():
+                self.prompt += message.tokens
+            case Finished():
+                self.choices[message.index].finished = message
+            case _:
+                pass
+
+    def prompt_logprobs(self) -> list[TokenInfo | None] | None:
+        """Returns an entry for each prompt token, None for the first, since nothing comes before it."""
+        return [None, *self.prompt] if self.prompt else None

@@ -1,0 +1,125 @@
+"""A request's body: JSON, and of its fields those that HTTP itself means something by.
+
+All other fields go to the leader as they are, which knows the names and ranges of its own: they are checked once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from launch.serve.errors import HttpError
+from runtime.json_text import DuplicateKeyError, parse_json
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
+_PLACE = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<place>.*)`$", re.DOTALL)
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a stream ends.
+
+    Args:
+        include_usage: Whether a last chunk tells the tokens used.
+        include_obfuscation: Taken, and without effect.
+    """
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What every endpoint that generates takes beside the engine's own fields.
+
+    Args:
+        model: The model's name.
+        stream: Whether tokens are sent as they come.
+        stream_options: How the stream ends.
+        return_token_ids: Whether each choice tells its token ids.
+        user: Taken, and without effect; so are the three below.
+        metadata: Likewise.
+        safety_identifier: Likewise.
+        prompt_cache_key: Likewise; requests with the same beginning share their KV entries anyway.
+        store: Whether the output is kept; nothing is, so only false is taken.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: bool = False
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """Returns the JSON object that is a request's body; fields that are null are left out.
+
+    Raises:
+        HttpError: It is none.
+    """
+    body = await request.body()
+    try:
+        value = parse_json(body)
+    except RecursionError:
+        raise HttpError(400, "the body is nested too deeply") from None
+    except DuplicateKeyError as error:
+        raise HttpError(400, f"the body is ambiguous: {error}") from None
+    except ValueError as error:
+        raise HttpError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise HttpError(400, f"the body is a JSON {type(value).__name__}: an object is needed")
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def take(fields: dict[str, Any], kind: type[Fields]) -> tuple[Fields, dict[str, Any]]:
+    """Returns the fields that ``kind`` has, checked, and the others.
+
+    Raises:
+        HttpError: One has the wrong type, or is unknown within a field.
+    """
+    own = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
+    rest = {name: value for name, value in fields.items() if name not in own}
+    if "id" in rest:
+        raise HttpError(400, "unknown field id: the server numbers requests itself", param="id")
+    try:
+        return msgspec.convert(own, kind), rest
+    except msgspec.ValidationError as error:
+        raise _shown(str(error)) from None
+
+
+def as_body(fields: dict[str, Any]) -> str:
+    """Returns the text that the leader is sent.
+
+    Raises:
+        HttpError: It is nested too deeply.
+    """
+    try:
+        return json.dumps(fields)
+    except RecursionError:
+        raise HttpError(400, "the body is nested too deeply") from None
+
+
+def refuse_stored(common: CommonFields) -> None:
+    """Refuses what no server without a database can do.
+
+    Raises:
+        HttpError: The request wants its output stored, or stream options without a stream.
+    """
+    if common.store:
+        raise HttpError(400, "store is true: nothing is stored here", param="store")
+    if common.stream_options is not None and not common.stream:
+        raise HttpError(400, "stream_options are given, but stream is not true", param="stream_options")
+
+
+def _shown(message: str) -> HttpError:
+    found = _PLACE.match(message)
+    if found is None:
+        return HttpError(400, message)
+    place = found["place"]
+    return HttpError(400, f"{place}: {found['what']}", param=re.split(r"[.\[]", place)[0] or None)

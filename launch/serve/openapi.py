@@ -1,0 +1,134 @@
+"""The OpenAPI document: written from the types that requests are read into and replies made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS
+from launch.serve.chat_fields import ChatFields
+from launch.serve.completions import CompletionFields
+from launch.serve.errors import ErrorReply
+from launch.serve.replies import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    DetokenizeReply,
+    HealthReply,
+    ModelCard,
+    ModelList,
+    ScoreReply,
+    TokenizeReply,
+)
+from launch.serve.score import ScoreFields
+from launch.serve.tokens import DetokenizeFields, TokenizeFields
+from runtime.scheduling_fields import SCHEDULING_FIELDS
+from runtime.thinking_fields import THINKING_FIELDS
+from sampler.params import SamplingParams
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+_ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 422, 429, 500, 503)
+
+
+@dataclass(frozen=True)
+class Described:
+    """An endpoint's types.
+
+    Args:
+        fields: What it takes itself.
+        reply: What it answers.
+        stream: What an event of its stream is; None when it has none.
+        takes_engine_fields: Whether it takes the engine's own fields too.
+    """
+
+    fields: type[msgspec.Struct]
+    reply: type[msgspec.Struct]
+    stream: type[msgspec.Struct] | None = None
+    takes_engine_fields: bool = True
+
+
+COMPLETION: Final = Described(CompletionFields, Completion, Completion)
+CHAT: Final = Described(ChatFields, ChatCompletion, ChatChunk)
+SCORE: Final = Described(ScoreFields, ScoreReply)
+TOKENIZE: Final = Described(TokenizeFields, TokenizeReply, takes_engine_fields=False)
+DETOKENIZE: Final = Described(DetokenizeFields, DetokenizeReply, takes_engine_fields=False)
+_REPLIES: Final = (
+    *(Completion, ChatCompletion, ChatChunk, ScoreReply, TokenizeReply, DetokenizeReply),
+    *(ModelCard, ModelList, HealthReply, ErrorReply),
+)
+_ALL: Final = (
+    *(one.fields for one in (COMPLETION, CHAT, SCORE, TOKENIZE, DETOKENIZE)),
+    SamplingParams,
+    *_REPLIES,
+)
+
+
+def request_of(described: Described) -> dict[str, Any]:
+    """Returns what an endpoint's request body is, for the operation of the document."""
+    schema = {"$ref": _REFERENCE.format(name=_request_name(described))}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def reply(
+    kind: type[msgspec.Struct], *, stream: type[msgspec.Struct] | None = None, also: tuple[int, ...] = ()
+) -> dict[int | str, dict[str, Any]]:
+    """Returns an endpoint's responses, for the operation of the document.
+
+    Args:
+        kind: What it answers.
+        stream: What an event of its stream is.
+        also: Statuses that have the same form as an answer.
+    """
+    content: dict[str, Any] = {"application/json": {"schema": _schema_of(kind)}}
+    if stream is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[int | str, dict[str, Any]] = {
+        status: {"description": "An error", "content": {"application/json": {"schema": _schema_of(ErrorReply)}}}
+        for status in _ERROR_STATUSES
+    }
+    return responses | {status: {"description": "The answer", "content": content} for status in (200, *also)}
+
+
+def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """Returns what writes the document of an application, the types of this module in it."""
+
+    def document() -> dict[str, Any]:
+        if not app.openapi_schema:
+            written = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            schemas = written.setdefault("components", {}).setdefault("schemas", {})
+            schemas |= _components()
+            app.openapi_schema = written
+        return app.openapi_schema
+
+    return document
+
+
+def _components() -> dict[str, Any]:
+    _, components = msgspec.json.schema_components(_ALL, ref_template=_REFERENCE)
+    engine = components.pop("SamplingParams")["properties"]
+    others = (*GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *SCHEDULING_FIELDS, *THINKING_FIELDS)
+    for described in (COMPLETION, CHAT, SCORE, TOKENIZE, DETOKENIZE):
+        own = components.pop(described.fields.__name__)
+        properties = own["properties"]
+        if described.takes_engine_fields:
+            properties = {name: {} for name in others} | engine | properties
+        components[_request_name(described)] = {
+            **own,
+            "title": _request_name(described),
+            "properties": properties,
+            "additionalProperties": False,
+        }
+    return components
+
+
+def _request_name(described: Described) -> str:
+    return described.fields.__name__.replace("Fields", "Request")
+
+
+def _schema_of(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}

@@ -1,0 +1,248 @@
+"""Tools: what an output may be when it may call them, and the calls in an output."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from launch.serve.errors import HttpError
+from runtime.tool_prompt import CALL_END, TOOL_CALL_START, call_begin
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_BEGIN: Final = re.compile(re.escape(TOOL_CALL_START) + r'\n\{"name": "(?P<name>[^"]*)", "arguments": ')
+_ANY_OBJECT: Final = {"type": "object"}
+
+
+class FunctionFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A function that may be called.
+
+    Args:
+        name: Letters, digits, ``_``, ``.`` and ``-``, at most 64.
+        description: What it does, for the model.
+        parameters: The schema of its arguments.
+        strict: Whether a schema of which a part cannot be enforced is refused.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool: a function."""
+
+    function: FunctionFields
+    type: Literal["function"] = "function"
+
+
+class FunctionName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A function, by its name."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tool that must be called."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a request wants of tools.
+
+    Args:
+        tools: Those that may be called, as the chat template is told of them.
+        output: What the output may be, as a format of a structural tag.
+        is_strict: Whether what cannot be enforced is refused; None when the request does not say.
+        may_answer: Whether it may also be a plain answer.
+    """
+
+    tools: list[dict[str, Any]]
+    output: dict[str, Any]
+    is_strict: bool | None
+    may_answer: bool
+
+
+def tool_use(tools: Sequence[ToolFields], choice: ToolChoice | None, *, parallel: bool) -> ToolUse | None:
+    """Returns what a request wants of tools; None when none may be called.
+
+    Args:
+        tools: Those of the request.
+        choice: Which may or must be called; None = any may.
+        parallel: Whether several may be called at once.
+
+    Raises:
+        HttpError: A name is wrong or given twice, or the tool that must be called is not there.
+    """
+    names = [tool.function.name for tool in tools]
+    for position, name in enumerate(names):
+        if not _NAME.fullmatch(name):
+            message = f"tools[{position}].function.name is {name[:80]!r}: 1 to 64 of A-Z a-z 0-9 _ . - are needed"
+            raise HttpError(400, message, param="tools")
+        if name in names[:position]:
+            raise HttpError(400, f"tools[{position}].function.name repeats {name!r}", param="tools")
+    must = choice == "required" or isinstance(choice, NamedTool)
+    if not tools:
+        if must or choice == "auto":
+            raise HttpError(400, "tool_choice is given, but there are no tools", param="tool_choice")
+        return None
+    if choice == "none":
+        return None
+    chosen = list(tools)
+    if isinstance(choice, NamedTool):
+        chosen = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not chosen:
+            message = f"tool_choice names {choice.function.name[:80]!r}: the tools are {', '.join(names)}"
+            raise HttpError(400, message, param="tool_choice")
+        parallel = False
+    tags = [_tag(tool.function) for tool in chosen]
+    form = (
+        {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+        if must
+        else {"type": "triggered_tags", "triggers": [TOOL_CALL_START], "tags": tags, "at_least_one": False}
+    )
+    said = [tool.function.strict for tool in chosen if tool.function.strict is not None]
+    return ToolUse(
+        tools=[_told(tool) for tool in tools],
+        output=form | {"stop_after_first": not parallel},
+        is_strict=all(said) if said else None,
+        may_answer=not must,
+    )
+
+
+def calls_or_schema(use: ToolUse, schema: Any) -> dict[str, Any]:
+    """Returns the format of an output that either calls tools or is a value of ``schema``."""
+    calls = {**use.output, "type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+    calls.pop("triggers", None)
+    return {"type": "or", "elements": [calls, {"type": "json_schema", "json_schema": schema}]}
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """Part of an output: of its plain text (``call`` is None), or of a call.
+
+    Args:
+        call: Which call, counted from 0.
+        name: The function, at the call's beginning.
+        text: Text, or JSON text of arguments.
+    """
+
+    call: int | None = None
+    name: str | None = None
+    text: str = ""
+
+
+class CallParser:
+    """Finds the calls in an output that comes piece by piece."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._held = ""
+        self._in_call = False
+
+    def feed(self, text: str) -> Iterator[CallPart]:
+        """Yields what can be told now."""
+        self._held += text
+        while (part := self._next()) is not None:
+            if part.text or part.name is not None:
+                yield part
+
+    def finish(self) -> Iterator[CallPart]:
+        """Yields what was held back, the output having ended."""
+        if self._held:
+            yield self._part(self._held)
+        self._held = ""
+
+    def _next(self) -> CallPart | None:
+        if self._in_call:
+            end = self._held.find(CALL_END)
+            if end < 0:
+                return self._release(CALL_END)
+            part, self._held = self._part(self._held[:end]), self._held[end + len(CALL_END) :]
+            self._in_call = False
+            return part
+        start = self._held.find(TOOL_CALL_START)
+        if start < 0:
+            return self._release(TOOL_CALL_START)
+        if start > 0:
+            part, self._held = self._part(self._held[:start]), self._held[start:]
+            return part
+        begun = _BEGIN.match(self._held)
+        if begun is None:
+            return None
+        self._held = self._held[begun.end() :]
+        self._in_call = True
+        self.calls += 1
+        return CallPart(self.calls - 1, begun["name"])
+
+    def _release(self, marker: str) -> CallPart | None:
+        """Returns the held text but for an end of it that may begin ``marker``."""
+        longest = min(len(marker) - 1, len(self._held))
+        kept = next((size for size in range(longest, 0, -1) if self._held.endswith(marker[:size])), 0)
+        text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return self._part(text) if text else None
+
+    def _part(self, text: str) -> CallPart:
+        if self._in_call:
+            return CallPart(self.calls - 1, None, text)
+        # Blanks between two calls only part them.
+        return CallPart(text="" if self.calls and not text.strip() else text)
+
+
+def _tag(function: FunctionFields) -> dict[str, Any]:
+    schema = _ANY_OBJECT if function.parameters is None else function.parameters
+    content = {"type": "json_schema", "json_schema": schema}
+    return {"type": "tag", "begin": call_begin(function.name), "content": content, "end": CALL_END}
+
+
+def _told(tool: ToolFields) -> dict[str, Any]:
+    function = {"name": tool.function.name}
+    if tool.function.description is not None:
+        function["description"] = tool.function.description
+    return {"type": "function", "function": function | {"parameters": tool.function.parameters or _ANY_OBJECT}}
+
+
+def read_calls(messages: Any) -> Any:
+    """Returns messages whose calls have their arguments as objects, as chat templates expect, not as JSON text.
+
+    Raises:
+        HttpError: Arguments are no JSON object.
+    """
+    if not isinstance(messages, list):
+        return messages
+    return [_read_call(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _read_call(message: Any, where: str) -> Any:
+    if not isinstance(message, dict):
+        return message
+    if message.get("role") == "developer":
+        message = {**message, "role": "system"}
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    read = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        place = f"{where}.tool_calls[{index}].function"
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise HttpError(400, f"{place}: an object with name and arguments is needed", param="messages")
+        try:
+            arguments = json.loads(function.get("arguments", ""))
+        except (TypeError, ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise HttpError(400, f"{place}.arguments: the JSON text of an object is needed", param="messages")
+        read.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": read}
