@@ -54,7 +54,7 @@ def seconds(option: str, value: float) -> float:
     """Returns an option's seconds.
 
     Raises:
-        UsageError: They are not finite.
+        BadParameter: They are not finite.
     """
     if not math.isfinite(value):
         raise BadParameter(f"{option} is {value}: a finite number of seconds is needed")
