@@ -9,7 +9,7 @@ class ExitCode(IntEnum):
     OK = 0
     """Everything asked for was done."""
     INTERNAL = 1
-    """A fault of the program."""
+    """A fault of the program, or the output could not be written."""
     USAGE = 2
     """Wrong arguments, model or input; nothing was started."""
     REQUESTS_FAILED = 3

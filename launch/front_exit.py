@@ -8,6 +8,7 @@ from collections.abc import Callable
 from launch.cli import UsageError
 from launch.default_model import DefaultModelError
 from launch.exit_codes import ExitCode
+from launch.output_file import OutputError
 from launch.rank_processes import RanksFailedError, Terminated
 from pp.partition import StagePartitionError
 from runtime.checkpoint_layout import CheckpointError
@@ -39,7 +40,7 @@ def exit_code_of(
         more_faults: What else is a fault of the program.
     """
     usage_errors: tuple[type[Exception], ...] = (*_USAGE_ERRORS, *more_usage_errors)
-    faults: tuple[type[RuntimeError], ...] = (ClientSocketError, *more_faults)
+    faults: tuple[type[RuntimeError], ...] = (ClientSocketError, OutputError, *more_faults)
     try:
         return run()
     except usage_errors as error:

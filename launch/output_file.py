@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from launch.cli import UsageError
 from launch.options import OutputFormat
@@ -19,19 +21,69 @@ def writes_text(output_format: OutputFormat, *, has_input_file: bool, output_fil
     return output_format == "text"
 
 
+class OutputError(RuntimeError):
+    """What was worked out could not be written: a full disk, or nobody reads it any more."""
+
+
+class Output(io.TextIOWrapper):
+    """The file to write to, which says in one line what is wrong with it.
+
+    Args:
+        file: The file.
+        name: What it is called in an error.
+        encoding: Of its text.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, encoding: str) -> None:
+        super().__init__(file, encoding=encoding, errors="backslashreplace")
+        self._called = name
+
+    def write(self, text: str, /) -> int:
+        """Writes, as any file does.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        with self._named():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Has everything written that was given.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        with self._named():
+            super().flush()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"{self._called}: {error.strerror}") from error
+
+
 @contextmanager
-def open_output(output_file: Path | None) -> Iterator[TextIO]:
+def open_output(output_file: Path | None) -> Iterator[Output]:
     """Gives the file to write to, standard output when there is none.
 
     Raises:
         UsageError: The file cannot be opened.
+        OutputError: It cannot be written.
     """
     if output_file is None:
-        yield sys.stdout
-        return
+        # A file of its own: what cannot be written is not tried again when Python ends.
+        file = Output(os.fdopen(os.dup(sys.stdout.fileno()), "wb"), "standard output", sys.stdout.encoding)
+    else:
+        try:
+            file = Output(output_file.open("wb"), f"--output {output_file}", "utf-8")
+        except OSError as error:
+            raise UsageError(f"--output {output_file}: {error.strerror}") from error
     try:
-        file = output_file.open("w", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {output_file}: {error.strerror}") from error
-    with file:
         yield file
+        file.flush()
+    finally:
+        # After an error what is left is lost anyway; without one nothing is left.
+        with suppress(OutputError, OSError):
+            file.close()

@@ -21,6 +21,7 @@ from launch.options import (
     SampleCommand,
     ServeCommand,
 )
+from launch.output_file import OutputError
 from launch.rank import Rank
 from launch.run_folder import RankReport, RunFolder
 from launch.sample_rank import SampleRank
@@ -84,7 +85,7 @@ def _report(rank: Rank | SampleRank | BenchSamplerRank, environment: RankEnviron
         is_consequence=isinstance(error, _CONSEQUENCES),
         exit_code=code,
     )
-    expected = isinstance(error, (ValueError, *_CONSEQUENCES))
+    expected = isinstance(error, (ValueError, OutputError, *_CONSEQUENCES))
     if environment.run_folder is None:
         print(f"lockstep: {report.sentence()}", file=sys.stderr)
     else:
@@ -99,4 +100,6 @@ def _exit_code(rank: Rank | SampleRank | BenchSamplerRank, error: Exception) -> 
         error, (CheckpointError, TokenizerError, VocabularyError, UsageError, TraceFileError, ProcessorLoadError)
     ):
         return ExitCode.USAGE
+    if isinstance(error, OutputError):
+        return ExitCode.INTERNAL
     return ExitCode.START_FAILED if rank.phase == "start" else ExitCode.RANK_FAILED
