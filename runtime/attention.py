@@ -31,6 +31,13 @@ class AloneSpan(NamedTuple):
     mask: torch.Tensor | None
 
 
+class DecodeSpan(NamedTuple):
+    """A span of one query that sees all of one run, in place: ``views`` has keys and values as ``KVCache.views``."""
+
+    row: int
+    views: tuple[torch.Tensor, ...]
+
+
 class Part(NamedTuple):
     """What some decoding sequences see all of: ``runs``; they are ``start`` to ``stop`` among the split ones.
 
@@ -49,30 +56,42 @@ class Visible:
 
     Attributes:
         alone: The spans that are attended one by one.
+        decodes: Those of one query that read their keys and values in place.
         split_rows: [P] int64, the rows of decoding sequences that are attended in parts; None when there is none.
         parts: The parts.
         depth: The most parts of a sequence.
     """
 
     alone: tuple[AloneSpan, ...]
+    decodes: tuple[DecodeSpan, ...] = ()
     split_rows: torch.Tensor | None = None
     parts: tuple[Part, ...] = ()
     depth: int = 0
 
 
-def visible(spans: Sequence[Span], window: int | None, device: torch.device) -> Visible:
+def visible(spans: Sequence[Span], window: int | None, cache: KVCache, device: torch.device) -> Visible:
     """Returns what the spans of a batch see; the same for all layers of one window.
 
     Args:
         spans: The sequences of a batch.
         window: How many positions a token sees, its own included; None is all.
+        cache: Where their keys and values are.
         device: Where masks are made.
     """
     groups = _groups(spans) if window is None and device.type == "cpu" else []
     grouped = {span.start for group, _ in groups for span in group}
-    alone = tuple(_alone(span, window, device) for span in spans if span.start not in grouped)
+    alone: list[AloneSpan] = []
+    decodes: list[DecodeSpan] = []
+    for span in spans:
+        if span.start in grouped:
+            continue
+        one = _alone(span, window, device)
+        if span.length == 1 and len(one.runs) == 1:
+            decodes.append(DecodeSpan(span.start, cache.views(*one.runs[0])))
+        else:
+            alone.append(one)
     if not groups:
-        return Visible(alone)
+        return Visible(tuple(alone), tuple(decodes))
     rows: list[int] = []
     parts: list[Part] = []
     depth = 0
@@ -85,7 +104,8 @@ def visible(spans: Sequence[Span], window: int | None, device: torch.device) -> 
             own = _own_parts(cut_runs(span.runs, shared))
             parts += [Part(runs, at, at + 1, index) for index, runs in enumerate(own, int(shared > 0))]
             depth = max(depth, len(own) + int(shared > 0))
-    return Visible(alone, torch.tensor(rows, dtype=torch.int64, device=device), tuple(parts), depth)
+    split_rows = torch.tensor(rows, dtype=torch.int64, device=device)
+    return Visible(tuple(alone), tuple(decodes), split_rows, tuple(parts), depth)
 
 
 def _groups(spans: Sequence[Span]) -> list[tuple[list[Span], int]]:
@@ -133,12 +153,16 @@ def attend(queries: torch.Tensor, cache: KVCache, layer: int, seen: Visible) -> 
         layer: Which of the stage's layers, from 0.
         seen: What ``visible`` returned for the batch and this layer's window.
     """
+    if len(seen.decodes) == queries.shape[0]:
+        return _attend_decodes(queries, layer, seen.decodes)
     output = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+    if seen.decodes:
+        decode_rows = [decode.row for decode in seen.decodes]
+        output[decode_rows] = _attend_decodes(queries[decode_rows], layer, seen.decodes)
     for span, runs, mask in seen.alone:
         keys, values = cache.read(layer, runs)
         rows = queries[span.start : span.stop]
         if span.length == 1:
-            # The query heads of a KV head take the place of query positions: no key or value is repeated.
             grouped = rows.view(1, keys.shape[1], -1, rows.shape[2])
             one = functional.scaled_dot_product_attention(grouped, keys, values)
             output[span.start] = one.view(rows.shape[1:])
@@ -155,6 +179,18 @@ def attend(queries: torch.Tensor, cache: KVCache, layer: int, seen: Visible) -> 
     if seen.split_rows is not None:
         output[seen.split_rows] = _attend_parts(queries[seen.split_rows], cache, layer, seen).to(output.dtype)
     return output
+
+
+def _attend_decodes(queries: torch.Tensor, layer: int, decodes: Sequence[DecodeSpan]) -> torch.Tensor:
+    """Returns the attention output of queries [P, heads, head_dim], one of each span."""
+    kv_heads, head_dim = decodes[0].views[0].shape[1], queries.shape[2]
+    # The query heads of a KV head take the place of query positions: no key or value is repeated.
+    rows = queries.view(len(decodes), 1, kv_heads, -1, head_dim).unbind(0)
+    attended = [
+        functional.scaled_dot_product_attention(row, decode.views[2 * layer], decode.views[2 * layer + 1])
+        for row, decode in zip(rows, decodes, strict=True)
+    ]
+    return torch.cat(attended).view(queries.shape)
 
 
 def _attend_parts(queries: torch.Tensor, cache: KVCache, layer: int, seen: Visible) -> torch.Tensor:

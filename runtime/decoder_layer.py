@@ -33,11 +33,15 @@ class RMSNorm:
 
     def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
         self.weight = weight
-        self._epsilon = epsilon
+        self._epsilon = torch.full((1,), epsilon, device=weight.device)
+        self._part = 1.0 / weight.shape[-1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns a fresh tensor of ``x``'s shape and dtype."""
-        normal = functional.rms_norm(x.float(), (x.shape[-1],), None, self._epsilon)
+        # functional.rms_norm does the same in twice as many small operations.
+        wide = x.float()
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        normal = torch.addcmul(self._epsilon, norm, norm, value=self._part).rsqrt_().mul(wide)
         return normal.to(x.dtype).mul_(self.weight)
 
 
@@ -47,8 +51,8 @@ class StepContext:
 
     Attributes:
         slots: [T] int64, where each token's keys and values go.
-        cos: [T, 1, head_dim / 2].
-        sin: [T, 1, head_dim / 2].
+        cos: [T, 1, head_dim].
+        sin: [T, 1, head_dim].
         visible: What the batch sees, by the layer's window.
         cache: Keys and values of this stage.
     """

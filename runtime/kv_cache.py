@@ -69,6 +69,9 @@ class KVCache(Protocol):
         They may be views that the next write changes.
         """
 
+    def views(self, slot: int, length: int) -> tuple[torch.Tensor, ...]:
+        """Returns what ``read`` would of one run, of all layers: keys of layer l at 2 l, its values behind them."""
+
 
 class PagedKVCache:
     """The KV pool of one rank: for each layer a tensor of keys and one of values, which never move.
@@ -98,10 +101,15 @@ class PagedKVCache:
         shape = (num_layers, 2, num_blocks * block_tokens, num_kv_heads, head_dim)
         pool = torch.empty(shape, dtype=dtype, device=device)
         self._blocks = pool.view(num_layers * 2, num_blocks, -1)
+        self._all_by_head = pool.view(num_layers * 2, 1, -1, num_kv_heads, head_dim).transpose(2, 3)
         self._layers = [(keys, values) for keys, values in (layer.unbind(0) for layer in pool.unbind(0))]
         self._by_head = [
             (keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)) for keys, values in self._layers
         ]
+
+    def views(self, slot: int, length: int) -> tuple[torch.Tensor, ...]:
+        """Returns what ``read`` would of one run, of all layers: keys of layer l at 2 l, its values behind them."""
+        return self._all_by_head.narrow(3, slot, length).unbind(0)
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copies the contents of blocks, all layers of them, from the first to the second of each pair."""

@@ -119,7 +119,7 @@ class DecoderStage:
         if hidden is None:
             raise RuntimeError("a stage after the first needs the hidden states of the stage before")
         cos, sin = self._rope.at(batch.positions, batch.max_position)
-        seen = {window: visible(batch.spans, window, self.device) for window in self._windows}
+        seen = {window: visible(batch.spans, window, cache, self.device) for window in self._windows}
         step = StepContext(batch.slots, cos, sin, seen, cache)
         for layer in self._layers:
             hidden = layer(hidden, step)

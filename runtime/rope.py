@@ -12,7 +12,7 @@ _FIRST_POSITIONS = 4096
 
 
 class RotaryEmbedding:
-    """Cosines and sines by position, computed in float32 and kept in the model's dtype.
+    """Cosines and sines by position, as ``rotate`` takes them, computed in float32 and kept in the model's dtype.
 
     The table grows by doubling; an entry's value does not depend on the table's length.
 
@@ -30,7 +30,7 @@ class RotaryEmbedding:
         self._cos, self._sin = self._table(_FIRST_POSITIONS)
 
     def at(self, positions: torch.Tensor, max_position: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the cosines and sines, [T, 1, head_dim / 2] each.
+        """Returns the cosines and sines, [T, 1, head_dim] each.
 
         Args:
             positions: [T] int64 on the device.
@@ -42,20 +42,22 @@ class RotaryEmbedding:
 
     def _table(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         angles = torch.arange(length, dtype=torch.float32)[:, None] * self._inverse_frequencies
-        return self._entries(angles.cos()), self._entries(angles.sin())
+        cos, sin = angles.cos(), angles.sin()
+        return self._entries(torch.cat((cos, cos), dim=1)), self._entries(torch.cat((-sin, sin), dim=1))
 
     def _entries(self, values: torch.Tensor) -> torch.Tensor:
         return (values * self._scale).to(device=self._device, dtype=self._dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Returns a fresh [T, heads, head_dim] with element i of each head rotated with element i + head_dim / 2."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    rotated = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch.sub(first * cos, second * sin, out=rotated[..., :half])
-    torch.add(second * cos, first * sin, out=rotated[..., half:])
-    return rotated
+    """Returns a fresh [T, heads, head_dim] with element i of each head rotated with element i + head_dim / 2.
+
+    Args:
+        x: [T, heads, head_dim].
+        cos: [T, 1, head_dim], the cosines twice.
+        sin: [T, 1, head_dim], the sines negated and then as they are.
+    """
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:

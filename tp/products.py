@@ -13,8 +13,10 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-# Of float32 products: with fewer rows a product of matrix and vectors is faster than one of matrices.
+# Of float32 products: with fewer rows a product of matrix and vectors is faster than one of matrices, and a small
+# weight does not outweigh what a call of oneDNN costs.
 _FIRST_ONEDNN_ROWS = 4
+_FIRST_ONEDNN_ELEMENTS = 3 << 18
 # Of bfloat16 products W xᵀ: with more rows it costs more to turn the result round than is won.
 _LAST_TURNED_ROWS = 64
 
@@ -130,7 +132,8 @@ class ProductFactory:
         if self.mode is ProductMode.PLAIN or weight.device.type != "cpu" or weight.numel() == 0:
             return PlainProduct(weight, bias)
         if weight.dtype is torch.float32:
-            return OneDnnProduct(weight, bias)
+            large = weight.numel() >= _FIRST_ONEDNN_ELEMENTS
+            return OneDnnProduct(weight, bias) if large else PlainProduct(weight, bias)
         return TurnedProduct(weight, bias) if shared else PackedProduct(weight, bias)
 
 

@@ -41,7 +41,7 @@ def expected(queries: torch.Tensor, cache: PagedKVCache, spans: list[Span], wind
 def check(spans: list[Span], window: int | None = None, dtype: torch.dtype = torch.float32, atol: float = 1e-5) -> None:
     cache = new_cache(dtype)
     queries = torch.randn(spans[-1].stop, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(4)).to(dtype)
-    got = attend(queries, cache, 0, visible(spans, window, CPU))
+    got = attend(queries, cache, 0, visible(spans, window, cache, CPU))
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), expected(queries, cache, spans, window), atol=atol, rtol=0)
 
@@ -78,7 +78,7 @@ def test_each_query_sees_its_own_tokens(
 
 def test_what_decodes_share_is_read_once() -> None:
     spans = spans_of([(1, ((64, 400 + at), (1000 + 50 * at, 20))) for at in range(4)])
-    seen = visible(spans, None, CPU)
+    seen = visible(spans, None, new_cache(), CPU)
     assert seen.alone == ()
     assert [(part.start, part.stop, part.runs) for part in seen.parts if part.stop - part.start > 1] == [
         (0, 4, ((64, 400),))
