@@ -216,16 +216,20 @@ class EngineClient:
         return len(self._open)
 
     @property
+    def statistics_age_s(self) -> float:
+        """How long ago the leader told its statistics, or this client began to listen."""
+        return time.monotonic() - self._counted_s
+
+    @property
     def silent_s(self) -> float:
         """How long ago the rank that was silent longest said where it is, or began the step that it is in.
 
         Ranks say so about once a second, and the leader passes it on as long as it steps.
         """
-        since_s = time.monotonic() - self._counted_s
         if self.statistics is None:
-            return since_s
+            return self.statistics_age_s
         ages = [max(one.heard_age_s, one.state.step_age_s) for one in self.statistics.ranks]
-        return since_s + max(ages, default=0.0)
+        return self.statistics_age_s + max(ages, default=0.0)
 
     async def __aenter__(self) -> Self:
         """Starts listening."""
@@ -267,10 +271,12 @@ class EngineClient:
             EngineClosedError, RanksFailedError, ClientSocketError: The engine takes no requests.
         """
         ids = [next(self._ids) for _ in bodies]
+        submits = [Submit(one, body, score) for one, body in zip(ids, bodies, strict=True)]
+        submission = self._start(ids, submits, buffered)
         if self._metrics is not None:
             for request_id in ids:
                 self._metrics.submitted(request_id)
-        return self._start(ids, [Submit(one, body, score) for one, body in zip(ids, bodies, strict=True)], buffered)
+        return submission
 
     async def tokenize(self, fields: Mapping[str, Any]) -> Tokenized:
         """Returns the ids of a prompt; ``fields`` as in ``Tokenize``.

@@ -69,7 +69,9 @@ class EngineMetrics:
             case EngineStatistics():
                 self.statistics = message
             case Rejected():
-                self._errors.labels(message.error.code).inc()
+                # Questions that are no requests to generate, such as for a prompt's ids, can be refused too.
+                if message.request_id in self._open:
+                    self._errors.labels(message.error.code).inc()
                 self._close(message.request_id, "rejected")
             case Accepted():
                 if message.request_id in self._open:

@@ -22,6 +22,7 @@ from launch.serve.replies import (
     HealthReply,
     ModelCard,
     ModelList,
+    RanksReply,
     ScoreReply,
     TokenizeReply,
 )
@@ -59,7 +60,7 @@ TOKENIZE: Final = Described(TokenizeFields, TokenizeReply, takes_engine_fields=F
 DETOKENIZE: Final = Described(DetokenizeFields, DetokenizeReply, takes_engine_fields=False)
 _REPLIES: Final = (
     *(Completion, ChatCompletion, ChatChunk, ScoreReply, TokenizeReply, DetokenizeReply),
-    *(ModelCard, ModelList, HealthReply, ErrorReply),
+    *(ModelCard, ModelList, RanksReply, HealthReply, ErrorReply),
 )
 _ALL: Final = (
     *(one.fields for one in (COMPLETION, CHAT, SCORE, TOKENIZE, DETOKENIZE)),

@@ -245,6 +245,49 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
+class RankReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank is.
+
+    Args:
+        rank: Global rank.
+        stage: Its pipeline stage.
+        tp_rank: Its rank within the stage.
+        step: The step it said it was in.
+        digest: Of all that it had planned and committed before that step; equal on ranks that are in the same step.
+        step_age_s: How long ago it began that step.
+        heartbeat_age_s: How long ago it said so.
+        busy_steps: Its steps that ran something.
+        last_step_s: The seconds of the last of them.
+        mean_step_s: The mean seconds of all.
+        wait_share: The share of these spent waiting for other ranks.
+        skew_s: How much later to a step's collectives it comes than the first rank of its stage.
+        resident_bytes: Memory that the process has.
+    """
+
+    rank: int
+    stage: int
+    tp_rank: int
+    step: int
+    digest: str
+    step_age_s: float
+    heartbeat_age_s: float
+    busy_steps: int
+    last_step_s: float
+    mean_step_s: float
+    wait_share: float
+    skew_s: float
+    resident_bytes: int
+
+
+class RanksReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Every rank that was heard of, in order; none in the first second."""
+
+    object: Literal["list"] = "list"
+    tp_size: int
+    pp_size: int
+    data: list[RankReply]
+
+
 class HealthReply(msgspec.Struct, frozen=True, kw_only=True):
     """Whether every rank answers; ``silent_s`` is how long ago the last of them did, or began the step it is in."""
 

@@ -22,6 +22,7 @@ from launch.rank_processes import RanksFailedError
 from launch.serve.app import create_app
 from launch.serve.keys import ApiKeys, read_keys
 from launch.serve.models import installed_version
+from launch.serve.observe import observe_router
 from launch.serve.state import ServerState
 from runtime.messages import EngineReady
 
@@ -85,7 +86,7 @@ async def _serve(
             created=int(time.time()),
         )
         config = uvicorn.Config(
-            create_app(state, keys),
+            create_app(state, keys, [observe_router(state)]),
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -166,10 +166,12 @@ def test_a_first_message_with_several_tokens_and_a_cached_grammar() -> None:
 
 def test_what_is_heard_of_unknown_requests_disturbs_nothing() -> None:
     metrics = EngineMetrics()
-    for message in (Accepted(9, 1), TokenDelta(9, 0, "a", [1]), finished(9, 0, "abort")):
+    refused = Rejected(9, ErrorInfo("invalid_request", "no"))
+    for message in (refused, Accepted(9, 1), TokenDelta(9, 0, "a", [1]), finished(9, 0, "abort")):
         metrics.heard(message)
     assert value(metrics, "requests_received_total") == 0
-    assert value(metrics, "requests_finished_total", finish_reason="abort") == 0
+    assert all(value(metrics, "requests_finished_total", finish_reason=reason) == 0 for reason in REQUEST_REASONS)
+    assert not any(name == "lockstep:request_errors_total" for name, _ in samples(metrics))
     assert value(metrics, "choices_finished_total", finish_reason="abort") == 1
 
 
