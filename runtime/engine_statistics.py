@@ -92,7 +92,7 @@ class RankState(msgspec.Struct, frozen=True):
         step_age_s: How long ago it began the step.
         busy_steps: Steps that ran something, the latest not among them while it runs.
         busy_s: Their seconds, those of waiting for the leader's word left out.
-        last_step_s: The seconds of the last of them.
+        last_step_s: The seconds of the last one that had rows.
         wait_s: Seconds of ``busy_s`` in collectives and in waiting for other stages.
         searches: Steps in which the sampler had to search for supports; 0 but on the last stage.
         searched_rows: The rows that it searched for.

@@ -87,15 +87,15 @@ class RankStatus:
             rows: The rows of its plan.
             is_busy: Whether it planned or committed anything.
         """
-        if rows:
-            self.batch_rows.add(rows)
         if not is_busy:
             return
         took_ns = self._clock() - self._work_began_ns
+        if rows:
+            self.batch_rows.add(rows)
+            self._last_step_ns = took_ns
         self.step_s.add(took_ns / _NS)
         self._busy_steps += 1
         self._busy_ns += took_ns
-        self._last_step_ns = took_ns
         self._wait_ns += self._group.waited_ns + self._link.waited_ns - self._waited_before_ns
 
     def state(self) -> RankState:

@@ -257,8 +257,8 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
         step_age_s: How long ago it began that step.
         heartbeat_age_s: How long ago it said so.
         busy_steps: Its steps that ran something.
-        last_step_s: The seconds of the last of them.
-        mean_step_s: The mean seconds of all.
+        last_step_s: The seconds of the last one that had rows.
+        mean_step_s: The mean seconds of all of them.
         wait_share: The share of these spent waiting for other ranks.
         skew_s: How much later to a step's collectives it comes than the first rank of its stage.
         resident_bytes: Memory that the process has.
