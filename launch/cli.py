@@ -143,7 +143,7 @@ def serve(
 def rank(options: Annotated[str, typer.Argument(help="The engine's options as JSON.")]) -> Command:
     """Is a rank of an engine that a Python program started; runs under its torchrun only."""
     try:
-        return RankCommand(engine=msgspec.json.decode(options, type=EngineOptions))
+        return RankCommand(engine=msgspec.json.decode(options, type=EngineOptions, dec_hook=_path))
     except msgspec.MsgspecError as error:
         raise UsageError(f"rank: the options cannot be read: {error}") from error
 
@@ -240,3 +240,9 @@ def _nodes(engine: EngineOptions, nodes: NodeGroup) -> NodeOptions:
     if engine.world_size % nnodes:
         raise UsageError(f"--tp {engine.tp} x --pp {engine.pp} ranks do not spread evenly over --nnodes {nnodes}")
     return NodeOptions(**asdict(nodes))
+
+
+def _path(kind: type, value: object) -> Path:
+    if kind is not Path or not isinstance(value, str):
+        raise NotImplementedError(f"an option of type {kind.__name__}")
+    return Path(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from launch.engine_client import EngineClosedError, RequestFailedError, Submission
 from runtime.messages import Accepted, ErrorInfo, Finished, PromptInfo, Rejected, RequestMessage, TokenDelta, TokenInfo
 
 
@@ -65,3 +66,36 @@ class RequestOutput:
     def prompt_logprobs(self) -> list[TokenInfo | None] | None:
         """Returns an entry for each prompt token, None for the first, since nothing comes before it."""
         return [None, *self.prompt] if self.prompt else None
+
+
+async def gathered(submission: Submission) -> list[RequestOutput]:
+    """Returns the outputs of all requests of a submission, once they are done; whatever happens, nothing runs on.
+
+    Raises:
+        RequestRefusedError: A request was refused.
+        RequestFailedError: A choice ended with an error.
+        EngineClosedError, RanksFailedError: The engine is gone.
+    """
+    outputs = [RequestOutput() for _ in submission.request_ids]
+    try:
+        await submission.wait_for_output()
+        async for position, message in submission:
+            raise_failure(message)
+            outputs[position].take(message)
+    finally:
+        submission.abort()
+    return outputs
+
+
+def raise_failure(message: RequestMessage) -> None:
+    """Returns if a message is no end of a choice that failed.
+
+    Raises:
+        RequestFailedError: It ended with an error.
+        EngineClosedError: The engine ended it, as it was told to leave.
+    """
+    if isinstance(message, Finished):
+        if message.error is not None:
+            raise RequestFailedError(message.error)
+        if message.finish_reason == "abort":
+            raise EngineClosedError("the engine ended this request")

@@ -122,3 +122,18 @@ class Unfinished:
 
     def check(self, args: Mapping[str, Any]) -> None:
         """Takes anything."""
+
+
+class FailsLate:
+    """Fails once a row has ``after`` tokens of output."""
+
+    needs_row_values = False
+
+    def check(self, args: Mapping[str, Any]) -> None:
+        if not isinstance(args.get("after"), int):
+            raise TypeError(f"after must be an integer, not {args.get('after')!r}")
+
+    def process(self, rows: ProcessorRows) -> None:
+        for args, output_ids in zip(rows.args, rows.output_ids, strict=True):
+            if len(output_ids) >= args["after"]:
+                raise RuntimeError("broken")

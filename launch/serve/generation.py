@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from launch.engine_client import EngineClosedError, RequestFailedError, Submission
-from launch.engine_output import RequestOutput
+from launch.engine_client import Submission
+from launch.engine_output import RequestOutput, gathered, raise_failure
 from launch.serve.errors import ENGINE_ERRORS, http_error
-from runtime.messages import Finished, RequestMessage
+from runtime.messages import RequestMessage
 
 Result = TypeVar("Result")
 _CLIENT_LEFT = 499
@@ -49,11 +49,9 @@ async def whole_response(
         HttpError: A prompt was refused or failed, or the engine did.
     """
     try:
-        outputs = await _unless_client_leaves(request, _gathered(submission))
+        outputs = await _unless_client_leaves(request, gathered(submission))
     except ENGINE_ERRORS as error:
         raise http_error(error, param_names) from error
-    finally:
-        submission.abort()
     return Response(status_code=_CLIENT_LEFT) if outputs is None else json_response(assembler.whole(outputs))
 
 
@@ -118,20 +116,6 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def raise_failure(message: RequestMessage) -> None:
-    """Returns if a message is no end of a choice that failed.
-
-    Raises:
-        RequestFailedError: It ended with an error.
-        EngineClosedError: The engine ended it, as it was told to leave.
-    """
-    if isinstance(message, Finished):
-        if message.error is not None:
-            raise RequestFailedError(message.error)
-        if message.finish_reason == "abort":
-            raise EngineClosedError("the engine ended this request")
-
-
 async def _events(submission: Submission, assembler: Assembler, param_names: Mapping[str, str]) -> AsyncIterator[bytes]:
     try:
         async for position, message in submission:
@@ -147,15 +131,6 @@ async def _events(submission: Submission, assembler: Assembler, param_names: Map
 
 def _event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
-
-
-async def _gathered(submission: Submission) -> list[RequestOutput]:
-    await submission.wait_for_output()
-    outputs = [RequestOutput() for _ in submission.request_ids]
-    async for position, message in submission:
-        raise_failure(message)
-        outputs[position].take(message)
-    return outputs
 
 
 async def _started(submission: Submission) -> bool:

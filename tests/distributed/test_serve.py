@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
-from command_line import wait_until
+from command_line import ROOT, wait_until
 from http_server import Server, serving, write_chat_model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
@@ -45,7 +46,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys.write_text("first-key\nsecond-key\n")
     options = ("--model", str(model), "--tp", "2", "--pp", "2", "--served-model-name", "tiny")
     limits = ("--max-body-bytes", "100000", "--max-requests", "40", "--max-prompts", "30")
-    with serving(*options, *limits, "--api-key-file", str(keys), key="second-key") as started:
+    processor = ("--logit-processor", "example_processors:FailsLate")
+    environ = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    asked = (*options, *limits, *processor, "--api-key-file", str(keys))
+    with serving(*asked, environ=environ, key="second-key") as started:
         yield started
 
 
@@ -488,12 +492,27 @@ def test_a_client_that_leaves(server: Server, client: openai.OpenAI) -> None:
     wait_until(lambda: open_requests(server) == 0, 5, "the request to be aborted")
 
 
-def test_an_error_in_mid_stream(client: openai.OpenAI) -> None:
-    # After three tokens nothing may be drawn any more.
-    bans = {"banned_token_ids": [*range(320)], "allowed_token_ids": [5]}
-    fields: dict[str, Any] = {"extra_body": bans}
-    with pytest.raises(openai.UnprocessableEntityError):
+def exhaust(stream: Iterator[ChatCompletionChunk], taken: list[ChatCompletionChunk]) -> None:
+    for chunk in stream:
+        taken.append(chunk)  # noqa: PERF402 - what came before an error counts
+
+
+def test_an_error_in_mid_stream(client: openai.OpenAI, http: httpx.Client) -> None:
+    calls = [{"name": "FailsLate", "args": {"after": 3}}]
+    fields: dict[str, Any] = {"extra_body": {"logit_processors": calls, "ignore_eos": True}}
+    with pytest.raises(openai.APIError, match="a logit processor failed") as broken:
         chat_stream(client, **fields)
+    assert broken.value.code == "sampling_error"
+    taken: list[ChatCompletionChunk] = []
+    stream = iter(open_stream(client, **fields, logprobs=True))
+    with pytest.raises(openai.APIError):
+        exhaust(stream, taken)
+    assert sum(len(choice.logprobs.content or ()) for one in taken for choice in one.choices if choice.logprobs) == 3
+    body = {"messages": USER, "max_tokens": 9, "stream": True} | fields["extra_body"]
+    events = http.post("/v1/chat/completions", json=body).text.strip().split("\n\n")
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["type"] == "invalid_request_error"
+    with pytest.raises(openai.UnprocessableEntityError):
+        chat(client, **fields)
 
 
 @pytest.mark.parametrize("stop", [["DEFGHIJ"], ["b,c"], ["😀"]], ids=str)

@@ -1,0 +1,120 @@
+"""What clients of ``lockstep serve`` see of a slow reader beside them, of a rank that stands still, or dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+from command_line import LOCKSTEP, run, wait_until
+from http_server import Server, serving
+from tiny_checkpoints import write_tiny_checkpoint
+
+from launch.exit_codes import ExitCode
+
+ENDLESS: dict[str, Any] = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", max_position_embeddings=4096)
+    options = ("--model", str(model), "--tp", "2", "--pp", "2", "--stream-buffer", "64", "--health-timeout", "4")
+    with serving(*options) as started:
+        yield started
+
+
+def health(server: Server) -> httpx.Response:
+    return httpx.get(f"{server.url}/health")
+
+
+def stalled_stream(server: Server, **fields: Any) -> socket.socket:
+    """Returns a connection on which a stream was asked for, and of which nothing is read."""
+    address = urlsplit(server.url)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((address.hostname, address.port))
+    body = json.dumps(ENDLESS | {"stream": True} | fields).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    connection.sendall(head + body)
+    return connection
+
+
+def test_a_reader_that_does_not_read(server: Server) -> None:
+    """It is cut when its buffers are full; who reads is served as if it were not there."""
+    client = server.client()
+    fields: dict[str, Any] = {"model": server.model, "prompt": "One two", "temperature": 0, "max_tokens": 40}
+    alone = client.completions.create(**fields).choices[0].text
+    # Supports of 320 ids make events of several kB.
+    connection = stalled_stream(server, n=16, return_support=True, logprobs=20)
+    wait_until(lambda: health(server).json()["open_requests"] == 1, 10, "the stream to begin")
+    assert client.completions.create(**fields).choices[0].text == alone
+    wait_until(lambda: health(server).json()["open_requests"] == 0, 60, "the stream to be cut")
+    connection.settimeout(10)
+    received = b""
+    while part := connection.recv(1 << 16):
+        received += part
+    assert received.count(b"data: ") > 10
+    assert b"[DONE]" not in received
+    assert client.completions.create(**fields).choices[0].text == alone
+
+
+def test_a_rank_that_stands_still_and_goes_on(server: Server) -> None:
+    assert health(server).status_code == 200
+    last = server.command.ranks()[3]
+    last.suspend()
+    try:
+        wait_until(lambda: health(server).status_code == 503, 15, "/health to say no")
+        assert health(server).json()["status"] == "silent"
+    finally:
+        last.resume()
+    wait_until(lambda: health(server).status_code == 200, 10, "/health to say yes again")
+
+
+def test_a_rank_that_dies(server: Server) -> None:
+    """Streams end with an error that the SDK raises; the server names the rank and leaves with the documented code."""
+    client = server.client()
+    raised: list[Exception] = []
+
+    def read() -> None:
+        try:
+            for _ in client.completions.create(model=server.model, stream=True, extra_body=ENDLESS, prompt="a"):
+                begun.set()
+        except openai.APIError as error:
+            raised.append(error)
+
+    begun = threading.Event()
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(20)
+    server.command.ranks()[2].send_signal(signal.SIGKILL)
+    reader.join(20)
+    assert "rank 2" in str(raised[0])
+    outcome = server.command.wait(20)
+    assert outcome.returncode == ExitCode.RANK_FAILED
+    assert "rank 2" in outcome.message
+    server.command.check_nothing_left()
+
+
+def test_keys_that_cannot_be_read(tmp_path: Path) -> None:
+    model = write_tiny_checkpoint(tmp_path / "model", "llama")
+    (tmp_path / "empty").write_text("\n")
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = str(taken.getsockname()[1])
+    for options, message in (
+        (("--api-key-file", str(tmp_path / "none")), "--api-key-file"),
+        (("--api-key-file", str(tmp_path / "empty")), "holds no key"),
+        (("--port", port), f"--port {port}: Address already in use"),
+        (("--tp", "200"), "tp"),
+    ):
+        outcome = run(*LOCKSTEP, "serve", "--model", str(model), *options)
+        assert outcome.returncode == ExitCode.USAGE, outcome.stderr
+        assert message in outcome.message
+    taken.close()

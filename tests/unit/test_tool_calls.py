@@ -1,0 +1,106 @@
+"""Calls of tools: what an output may be, and the calls found in one that comes in pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.serve.errors import HttpError
+from launch.serve.tools import CallParser, CallPart, FunctionFields, ToolFields, read_calls, tool_use
+from runtime.tool_prompt import CALL_END, call_begin, messages_for_plain_template
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+CALLS = st.lists(st.tuples(st.sampled_from(["f", "get_weather"]), st.dictionaries(st.text(), JSON, max_size=3)))
+
+
+def parsed(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
+    """Returns the plain text and the calls of a text fed in pieces."""
+    parser = CallParser()
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
+    parts: list[CallPart] = []
+    start = 0
+    for end in ends:
+        parts += parser.feed(text[start:end])
+        start = end
+    parts += parser.finish()
+    plain = ""
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if part.call is None:
+            plain += part.text
+        elif part.name is not None:
+            assert part.call == len(calls)
+            calls.append((part.name, ""))
+        else:
+            name, arguments = calls[part.call]
+            calls[part.call] = (name, arguments + part.text)
+    assert parser.calls == len(calls)
+    return plain, calls
+
+
+@given(before=st.text(alphabet="ab<tool_c \n", max_size=12), calls=CALLS, cuts=st.lists(st.integers(0, 200)))
+def test_calls_are_found_wherever_the_text_is_cut(
+    before: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
+) -> None:
+    text = before + "\n".join(f"{call_begin(name)}{json.dumps(given)}{CALL_END}" for name, given in calls)
+    plain, found = parsed(text, cuts)
+    assert plain == before
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+
+
+def test_an_output_that_was_cut() -> None:
+    text = f"Well. {call_begin('f')}" + '{"a": "<tool_call>'
+    assert parsed(text, [3, 9]) == ("Well. ", [("f", '{"a": "<tool_call>')])
+    assert parsed("<tool_cal", [3]) == ("<tool_cal", [])
+    assert parsed('<tool_call>\n{"na', []) == ('<tool_call>\n{"na', [])
+
+
+def tool(name: str, strict: bool | None = None) -> ToolFields:
+    return ToolFields(function=FunctionFields(name=name, strict=strict))
+
+
+def test_what_an_output_may_be() -> None:
+    auto = tool_use([tool("f"), tool("g")], None, parallel=True)
+    assert auto is not None
+    assert (auto.output["type"], auto.output["at_least_one"], auto.may_answer) == ("triggered_tags", False, True)
+    must = tool_use([tool("f"), tool("g", strict=False)], "required", parallel=False)
+    assert must is not None
+    assert (must.output["at_least_one"], must.output["stop_after_first"]) == (True, True)
+    assert (must.is_strict, must.may_answer) == (False, False)
+    assert tool_use([tool("f")], "none", parallel=True) is None
+    assert tool_use([], None, parallel=True) is None
+    with pytest.raises(HttpError, match="1 to 64"):
+        tool_use([tool("a b")], None, parallel=True)
+
+
+def test_arguments_are_read() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    (message,) = read_calls([{"role": "assistant", "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert read_calls([{"role": "developer", "content": "x"}]) == [{"role": "system", "content": "x"}]
+    assert read_calls("no list") == "no list"
+    for wrong in ("[]", "{", None, {"a": 1}):
+        call["function"] = {"name": "f", "arguments": wrong}
+        with pytest.raises(HttpError, match=r"messages\[0\]\.tool_calls\[0\]"):
+            read_calls([{"role": "assistant", "tool_calls": [call]}])
+
+
+def test_a_template_that_knows_no_tools() -> None:
+    calls = [{"function": {"name": "f", "arguments": {"a": "é"}}}]
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "assistant", "content": "Ah.", "tool_calls": calls}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    system, said = messages_for_plain_template(messages, tools)
+    assert system["content"].startswith("Be kind.\n\nYou may call")
+    assert json.dumps(tools[0]) in system["content"]
+    assert said == {"role": "assistant", "content": f'Ah.\n{call_begin("f")}{{"a": "é"}}{CALL_END}'}
+    (first, _) = messages_for_plain_template([{"role": "user", "content": "x"}], tools)
+    assert first["role"] == "system"
+    assert messages_for_plain_template([5], tools) == [5]
