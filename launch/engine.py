@@ -25,6 +25,7 @@ from launch.options import EngineOptions
 from runtime.messages import EngineReady, Finished, FinishReason, TokenDelta, TokenInfo, Usage
 
 _REQUESTS_AT_ONCE = 512
+_LAST_WORD_S = 1.0
 Value = TypeVar("Value")
 
 
@@ -294,10 +295,10 @@ async def _serve(engine: StartedEngine, ready: EngineReady, started: Future[_Run
         running = _Running(client)
         started.set_result(running)
         await running.wait()
-        client.refuse_all("the engine was closed")
-        # Those who wait hear of it before the loop ends.
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait(others, timeout=1.0)
+    # Those who wait hear of the end before the loop ends.
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_LAST_WORD_S)
 
 
 async def _chunks(submission: Submission) -> AsyncIterator[Chunk]:

@@ -21,6 +21,9 @@ from launch.rank_processes import RanksFailedError
 from runtime.checkpoint_layout import CheckpointError
 
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", max_position_embeddings=2048)
@@ -142,6 +145,7 @@ def command_name(process: psutil.Process) -> str:
 
 def test_a_rank_that_dies(model: Path) -> None:
     """Who waits is told why; the engine can still be closed."""
+    before = set(psutil.Process().children(recursive=True))
     with Engine(model, tp_size=2) as engine:
         caught: list[Exception] = []
 
@@ -154,7 +158,8 @@ def test_a_rank_that_dies(model: Path) -> None:
         waiting = threading.Thread(target=wait)
         waiting.start()
         wait_until(lambda: engine._running.client.open_requests == 1, 10, "the request to be under way")
-        (rank,) = [child for child in psutil.Process().children(recursive=True) if command_name(child) == "lockstep r1"]
+        started = set(psutil.Process().children(recursive=True)) - before
+        (rank,) = [child for child in started if command_name(child) == "lockstep r1"]
         rank.kill()
         waiting.join(20)
         assert "rank 1" in str(caught[0])
