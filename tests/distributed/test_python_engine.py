@@ -20,7 +20,6 @@ from launch.engine_client import EngineClosedError, RequestFailedError, RequestR
 from launch.rank_processes import RanksFailedError
 from runtime.checkpoint_layout import CheckpointError
 
-
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
 
