@@ -76,6 +76,16 @@ def test_each_query_sees_its_own_tokens(
     check(spans_of(parts), window)
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_decodes_in_place_beside_others(window: int | None) -> None:
+    alone = ((1, ((10, 40),)), (1, ((300, 9),)), (1, ((17, 1),)))
+    check(spans_of(list(alone)), window)
+    check(spans_of([alone[0], (3, ((900, 12),)), alone[1], (1, ((500, 4), (600, 9))), alone[2]]), window)
+    seen = visible(spans_of(list(alone)), window, new_cache(), CPU)
+    assert seen.alone == ()
+    assert [decode.row for decode in seen.decodes] == [0, 1, 2]
+
+
 def test_what_decodes_share_is_read_once() -> None:
     spans = spans_of([(1, ((64, 400 + at), (1000 + 50 * at, 20))) for at in range(4)])
     seen = visible(spans, None, new_cache(), CPU)

@@ -65,6 +65,19 @@ def test_neighbouring_blocks_are_read_in_place() -> None:
         cache.write(0, torch.arange(9, 15), torch.ones(6, 3, 4), torch.ones(6, 3, 4))
 
 
+def test_views_of_all_layers_are_what_is_read_of_each() -> None:
+    cache = new_cache()
+    for layer in range(2):
+        cache.write(layer, torch.arange(96), *torch.randn(2, 96, 3, 4))
+    views = cache.views(7, 11)
+    assert len(views) == 4
+    for layer in range(2):
+        for part, got in enumerate(cache.read(layer, ((7, 11),))):
+            view = views[2 * layer + part]
+            assert torch.equal(view, got)
+            assert view.data_ptr() == got.data_ptr()
+
+
 def test_a_block_is_copied_with_all_its_layers() -> None:
     cache = new_cache()
     rows = torch.randn(2, BLOCK_TOKENS, 3, 4)
