@@ -1,7 +1,7 @@
 """``lockstep trace-summary``: what each rank of a trace spent its time on, and how much of it on waiting.
 
-Only steps that ran something count, so that an engine without work does not look like one that waits. A span's own time
-is that of no span within it.
+Only steps that ran something count, and none in which the leader waited for its client, so that an engine without work
+does not look like one that waits. A span's own time is that of no span within it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from runtime.trace_part import TraceFileError
 _STEP = "step"
 _FORWARD = "forward"
 _BUSY = (_FORWARD, "settle")
+_CLIENT = "client"
+_CLIENT_WAIT_NS = 1_000_000
 _LARGEST = 6
 
 
 class RankSummary(msgspec.Struct, frozen=True):
-    """What a rank did in the steps that ran something.
+    """What a rank did in the steps that ran something at once.
 
     Args:
         rank: Global rank.
         stage: Its stage.
         steps: Its steps.
-        busy_steps: Those of them that ran something; the rest of this is about them.
+        busy_steps: Those of them that ran something and did not wait for a client; the rest of this is about them.
         busy_s: Their seconds.
         own_s: Seconds of each kind of span, those of spans within it left out.
         stage_wait: The share of ``busy_s`` in which it waited for another stage: the pipeline's bubbles.
@@ -61,6 +63,7 @@ class _Event(NamedTuple):
     end: int
     name: str
     category: str
+    step: int
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class _Open:
 class _Step:
     """One step, and each kind's own time in it by (name, category)."""
 
+    number: int
     duration: int
     own: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -119,20 +123,24 @@ def summarize(trace: Path) -> list[RankSummary]:
                 if line.startswith('{"ph": "X"'):
                     found = json.loads(line.rstrip(",\n"))
                     start = round(found["ts"] * 1000)
-                    event = _Event(start, start + round(found["dur"] * 1000), found["name"], found["cat"])
-                    tracks[found["args"]["rank"], found["pid"] - 1, found["tid"]].append(event)
+                    end, args = start + round(found["dur"] * 1000), found["args"]
+                    event = _Event(start, end, found["name"], found["cat"], args["step"])
+                    tracks[args["rank"], found["pid"] - 1, found["tid"]].append(event)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise TraceFileError(f"cannot read {trace}: {error}") from error
+    events = (event for track in tracks.values() for event in track)
+    idle = {event.step for event in events if event.name == _CLIENT and event.end - event.start >= _CLIENT_WAIT_NS}
     ranks = sorted({(rank, stage) for rank, stage, _ in tracks})
     return [
-        _rank_summary(rank, stage, [tracks[key] for key in sorted(tracks) if key[0] == rank]) for rank, stage in ranks
+        _rank_summary(rank, stage, [tracks[key] for key in sorted(tracks) if key[0] == rank], idle)
+        for rank, stage in ranks
     ]
 
 
-def _rank_summary(rank: int, stage: int, tracks: list[list[_Event]]) -> RankSummary:
+def _rank_summary(rank: int, stage: int, tracks: list[list[_Event]], idle: set[int]) -> RankSummary:
     loop, threads = tracks[0], tracks[1:]
     steps = _steps(loop)
-    busy = [step for step in steps if any(name in _BUSY for name, _ in step.own)]
+    busy = [step for step in steps if step.number not in idle and any(name in _BUSY for name, _ in step.own)]
     by_name: Counter[str] = Counter()
     by_category: Counter[str] = Counter()
     for step in busy:
@@ -174,7 +182,7 @@ def _steps(loop: list[_Event]) -> list[_Step]:
     for event in sorted(loop, key=lambda one: (one.start, -one.end)):
         close_until(event.start)
         if event.name == _STEP:
-            steps.append(_Step(event.end - event.start))
+            steps.append(_Step(event.step, event.end - event.start))
         if stack or event.name == _STEP:
             stack.append(_Open(event))
     close_until(math.inf)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 from command_line import LOCKSTEP, TORCHRUN, Outcome, run, running
 from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
+from launch.trace_summary import summarize
 
 pytestmark = pytest.mark.long(85)
 
@@ -46,10 +48,11 @@ def test_eight_ranks(tiny: str, alone: Outcome) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["torchrun", "lockstep"])
-def test_two_agents_of_two_ranks(tiny: str, alone: Outcome, start: str) -> None:
-    """Two agents meet at an endpoint; whichever holds rank 0 prints the results, the other nothing."""
+def test_two_agents_of_two_ranks(tiny: str, alone: Outcome, start: str, tmp_path: Path) -> None:
+    """Two agents meet at an endpoint; whichever holds rank 0 prints the results, and writes the trace of both."""
     endpoint = f"127.0.0.1:{free_port()}"
-    options = ("generate", "--model", tiny, "--tp", "2", "--pp", "2", *GENERATE)
+    trace = tmp_path / "trace.json"
+    options = ("generate", "--model", tiny, "--tp", "2", "--pp", "2", *GENERATE, "--trace", str(trace))
     command: tuple[str, ...]
     if start == "torchrun":
         nodes = ("--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
@@ -64,6 +67,8 @@ def test_two_agents_of_two_ranks(tiny: str, alone: Outcome, start: str) -> None:
     printed = [outcome for outcome in outcomes if outcome.stdout]
     assert len(printed) == 1
     assert printed[0].records() == alone.records()
+    assert [one.rank for one in summarize(trace)] == [0, 1, 2, 3]
+    assert list(tmp_path.iterdir()) == [trace]
 
 
 @pytest.mark.slow
