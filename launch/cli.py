@@ -24,7 +24,6 @@ from launch.cli_groups import (
     given_fields,
     spread,
 )
-from launch.exit_codes import ExitCode
 from launch.options import (
     Command,
     DoctorCommand,
@@ -67,10 +66,6 @@ def parse_command(argv: list[str]) -> Command | int:
         result: Command | int | None = app(args=argv, prog_name="lockstep", standalone_mode=False)
     except TyperException as error:
         raise UsageError(error.format_message()) from error
-    except typer.Abort as error:
-        raise KeyboardInterrupt from error
-    if result == ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
     return 0 if result is None else result
 
 

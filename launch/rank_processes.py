@@ -31,6 +31,14 @@ class RanksFailedError(RuntimeError):
         self.exit_code = exit_code
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT came: Ctrl-C.
+
+    Python ends itself by SIGINT at its exit once a KeyboardInterrupt of just that class passed through an ``exec`` of
+    text, as dataclasses and named tuples use it while modules are imported, whatever was done with the exception.
+    """
+
+
 class Terminated(BaseException):
     """SIGTERM came."""
 
@@ -161,9 +169,13 @@ def threads_per_rank(asked: int | None, ranks_here: int) -> int:
 
 
 def raise_on_signals() -> None:
-    """Turns SIGINT into KeyboardInterrupt and SIGTERM into ``Terminated``: the ranks are ended on the way out."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Turns SIGINT into ``Interrupted`` and SIGTERM into ``Terminated``: the ranks are ended on the way out."""
+    signal.signal(signal.SIGINT, _raise_interrupted)
     signal.signal(signal.SIGTERM, _raise_terminated)
+
+
+def _raise_interrupted(signum: int, frame: object) -> None:  # noqa: ARG001
+    raise Interrupted
 
 
 def _raise_terminated(signum: int, frame: object) -> None:  # noqa: ARG001

@@ -55,12 +55,16 @@ def _alone(model: Any, prompt: Sequence[int], continuation: list[int]) -> Refere
     return Reference(tuple(continuation), logits)
 
 
-def check_equal(got: Sequence[Sequence[int]], expected: Sequence[Reference]) -> None:
-    """Fails when a token differs, unless the reference's logits of the two ids nearly tie; shows each such gap."""
+def check_equal(got: Sequence[Sequence[int]], expected: Sequence[Reference], new_tokens: int) -> None:
+    """Fails when a token differs, unless the reference's logits of the two ids nearly tie; shows each such gap.
+
+    The first ``new_tokens`` of the reference's tokens are compared.
+    """
     flips = []
     for row, (ids, want) in enumerate(zip(got, expected, strict=True)):
-        assert len(ids) == len(want.token_ids)
-        different = [at for at, (mine, theirs) in enumerate(zip(ids, want.token_ids, strict=True)) if mine != theirs]
+        wanted = want.token_ids[:new_tokens]
+        assert len(ids) == len(wanted) == new_tokens
+        different = [at for at, (mine, theirs) in enumerate(zip(ids, wanted, strict=True)) if mine != theirs]
         if different:
             at = different[0]
             gap = abs(float(want.logits[at, want.token_ids[at]] - want.logits[at, ids[at]]))

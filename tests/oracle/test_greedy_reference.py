@@ -27,12 +27,12 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (1, 3), (4, 2)])
 def test_tiny_checkpoints(tiny: tuple[Path, list[Reference]], tp: int, pp: int) -> None:
     folder, expected = tiny
-    check_equal(engine_tokens(folder, PROMPTS, NEW_TOKENS, tp=tp, pp=pp), expected)
+    check_equal(engine_tokens(folder, PROMPTS, NEW_TOKENS, tp=tp, pp=pp), expected, NEW_TOKENS)
 
 
 def test_tiny_batch_equals_one_by_one(tiny: tuple[Path, list[Reference]]) -> None:
     folder, expected = tiny
-    check_equal(engine_tokens_one_by_one(folder, PROMPTS, NEW_TOKENS), expected)
+    check_equal(engine_tokens_one_by_one(folder, PROMPTS, NEW_TOKENS), expected, NEW_TOKENS)
 
 
 def test_eos_is_in_the_reference_vocabulary(tiny: tuple[Path, list[Reference]]) -> None:
