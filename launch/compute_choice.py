@@ -11,7 +11,7 @@ from launch.cli import UsageError
 from launch.options import EngineOptions
 from runtime.model_config import ModelConfig
 from runtime.weights import resolve_dtype
-from tp.partition import mlp_slice
+from tp.partition import mlp_slice, mlp_unit
 from tp.product_measure import bfloat16_pays, faster_mode, measure_products, onednn_supports
 from tp.products import ProductMode
 
@@ -69,7 +69,7 @@ def agreed_compute(options: EngineOptions, config: ModelConfig, device: torch.de
 
 def _measured(options: EngineOptions, config: ModelConfig, asked: torch.dtype) -> ComputeChoice:
     decides_dtype = options.dtype == "auto" and asked is torch.bfloat16
-    units = len(mlp_slice(config.intermediate_size, 0, options.tp))
+    units = len(mlp_slice(config.intermediate_size, 0, options.tp, mlp_unit(config.intermediate_size)))
     seconds = measure_products(2 * units, config.hidden_size, _DTYPES if decides_dtype else (asked,))
     dtype, reasons = asked, []
     if decides_dtype:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -50,6 +50,19 @@ class Part(NamedTuple):
     depth: int
 
 
+class Seen(Protocol):
+    """What the queries of a batch see in the layers of one window."""
+
+    def attend(self, queries: torch.Tensor, cache: KVCache, layer: int) -> torch.Tensor:
+        """Returns the attention output of each query over its own sequence, a fresh [T, heads, head_dim].
+
+        Args:
+            queries: [T, heads, head_dim], rotated; heads that share a KV head are neighbours.
+            cache: Holds the spans' own keys and values already.
+            layer: Which of the stage's layers, from 0.
+        """
+
+
 @dataclass(frozen=True)
 class Visible:
     """What the queries of a batch see in the layers of one window.
@@ -67,6 +80,10 @@ class Visible:
     split_rows: torch.Tensor | None = None
     parts: tuple[Part, ...] = ()
     depth: int = 0
+
+    def attend(self, queries: torch.Tensor, cache: KVCache, layer: int) -> torch.Tensor:
+        """Returns the attention output of each query."""
+        return attend(queries, cache, layer, self)
 
 
 def visible(spans: Sequence[Span], window: int | None, cache: KVCache, device: torch.device) -> Visible:

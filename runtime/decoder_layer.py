@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from runtime.attention import Visible, attend
+from runtime.attention import Seen
 from runtime.checkpoint_layout import layer_prefix
 from runtime.kv_cache import KVCache
 from runtime.model_config import ModelConfig
 from runtime.rope import rotate
 from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
-from tp.linear import ColumnParallelLinear, RowParallelLinear
+from tp.linear import LinearFactory, RowLayer
 from tp.partition import AttentionSlice, attention_slice, mlp_slice
-from tp.products import ProductFactory
+from tp.products import Product
 
 
 class RMSNorm:
@@ -60,7 +60,7 @@ class StepContext:
     slots: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
-    visible: dict[int | None, Visible]
+    visible: dict[int | None, Seen]
     cache: KVCache
 
 
@@ -71,8 +71,7 @@ class LayerLoader:
         config: The model.
         reader: Its checkpoint.
         layer: Which layer, counted over the whole model.
-        group: The stage's ranks.
-        products: Makes the products with the weights.
+        linears: Makes the layers with the weights.
         dtype: The model's dtype.
         device: This rank's device.
     """
@@ -82,17 +81,15 @@ class LayerLoader:
         config: ModelConfig,
         reader: WeightReader,
         layer: int,
-        group: TensorParallelGroup,
         *,
-        products: ProductFactory,
+        linears: LinearFactory,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._config = config
         self._reader = reader
         self._prefix = layer_prefix(layer)
-        self._group = group
-        self._products = products
+        self._linears = linears
         self._dtype = dtype
         self._device = device
 
@@ -100,16 +97,16 @@ class LayerLoader:
         """Returns the norm called ``name``, which every rank holds whole."""
         return RMSNorm(self._tensor(f"{name}.weight"), self._config.rms_norm_eps)
 
-    def column_parallel(self, parts: list[tuple[str, range]], *, bias: bool) -> ColumnParallelLinear:
+    def column_parallel(self, parts: list[tuple[str, range]], *, unit: int, cut_in: int = 1, bias: bool) -> Product:
         """Returns one product of several projections: ``parts`` names each and the output elements this rank owns."""
         weight = torch.cat([self._tensor(f"{name}.weight", rows) for name, rows in parts])
         biases = torch.cat([self._tensor(f"{name}.bias", rows) for name, rows in parts]) if bias else None
-        return ColumnParallelLinear(self._products.make(weight, biases))
+        return self._linears.column(weight, biases, unit=unit, parts=cut_in)
 
-    def row_parallel(self, name: str, columns: range, *, bias: bool) -> RowParallelLinear:
+    def row_parallel(self, name: str, columns: range, *, unit: int, units: int, bias: bool) -> RowLayer:
         """Returns the projection called ``name`` over the input elements this rank owns."""
-        product = self._products.make(self._tensor(f"{name}.weight", None, columns))
-        return RowParallelLinear(product, self._tensor(f"{name}.bias") if bias else None, self._group)
+        weight = self._tensor(f"{name}.weight", None, columns)
+        return self._linears.row(weight, self._tensor(f"{name}.bias") if bias else None, unit=unit, units=units)
 
     def head_norm(self, heads: AttentionSlice) -> RMSNorm | None:
         """Returns one norm over the rank's query heads and then its key heads; None when the model has none."""
@@ -132,24 +129,45 @@ class DecoderLayer:
         loader: Reads the layer's tensors.
         layer: Which layer, counted over the whole model.
         first_layer: The stage's first layer.
+        linears: What the loader makes the layers with.
         group: The stage's ranks; all of them call the layer together.
     """
 
     def __init__(
-        self, config: ModelConfig, loader: LayerLoader, layer: int, first_layer: int, group: TensorParallelGroup
+        self,
+        config: ModelConfig,
+        loader: LayerLoader,
+        layer: int,
+        first_layer: int,
+        *,
+        linears: LinearFactory,
+        group: TensorParallelGroup,
     ) -> None:
         heads = attention_slice(config.num_heads, config.num_kv_heads, group.rank, group.size)
-        units = mlp_slice(config.intermediate_size, group.rank, group.size)
+        unit = linears.mlp_unit(config.intermediate_size, config.num_kv_heads)
+        columns = mlp_slice(config.intermediate_size, group.rank, group.size, unit)
+        count = -(-config.intermediate_size // unit)
         query, kv = (_elements(run, config.head_dim) for run in (heads.heads, heads.kv_heads))
         self._input_norm = loader.norm("input_layernorm")
         self._qkv = loader.column_parallel(
-            [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)], bias=config.qkv_bias
+            [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+            unit=config.head_dim,
+            bias=config.qkv_bias,
         )
         self._head_norm = loader.head_norm(heads)
-        self._output = loader.row_parallel("self_attn.o_proj", query, bias=config.output_bias)
+        self._output = loader.row_parallel(
+            "self_attn.o_proj",
+            query,
+            unit=config.num_heads // config.num_kv_heads * config.head_dim,
+            units=config.num_kv_heads,
+            bias=config.output_bias,
+        )
         self._mlp_norm = loader.norm("post_attention_layernorm")
-        self._gate_up = loader.column_parallel([("mlp.gate_proj", units), ("mlp.up_proj", units)], bias=config.mlp_bias)
-        self._down = loader.row_parallel("mlp.down_proj", units, bias=config.mlp_bias)
+        self._gate_up = loader.column_parallel(
+            [("mlp.gate_proj", columns), ("mlp.up_proj", columns)], unit=unit, cut_in=2, bias=config.mlp_bias
+        )
+        self._down = loader.row_parallel("mlp.down_proj", columns, unit=unit, units=count, bias=config.mlp_bias)
+        self._gated = linears.gated
         self._num_heads, self._num_kv_heads = len(heads.heads), len(heads.kv_heads)
         self._head_dim = config.head_dim
         self._window = config.windows[layer]
@@ -169,12 +187,12 @@ class DecoderLayer:
         query_key = rotate(query_key, step.cos, step.sin)
         queries, keys = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         step.cache.write(self._cache_layer, step.slots, keys, values)
-        attended = attend(queries, step.cache, self._cache_layer, step.visible[self._window])
+        attended = step.visible[self._window].attend(queries, step.cache, self._cache_layer)
         return self._output(attended.view(x.shape[0], -1))
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(functional.silu(gate).mul_(up))
+        return self._down(self._gated(gate, up))
 
 
 def _elements(heads: range, head_dim: int) -> range:

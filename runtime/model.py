@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from runtime.attention import visible
+from runtime.attention import Seen, visible
 from runtime.batch import ForwardBatch
 from runtime.checkpoint_layout import EMBEDDING, FINAL_NORM, LM_HEAD
 from runtime.decoder_layer import DecoderLayer, LayerLoader, RMSNorm, StepContext
-from runtime.kv_cache import KVCache, PagedKVCache
+from runtime.kv_cache import KVCache, PagedKVCache, Span
 from runtime.model_config import ModelConfig
 from runtime.rope import RotaryEmbedding
+from runtime.tiled_attention import KEY_BLOCK, AttentionShapes, tiled_visible
 from runtime.weights import WeightReader
 from tp.embedding import ParallelLMHead, VocabularyParallelEmbedding
 from tp.group import TensorParallelGroup
+from tp.invariant_products import InvariantProductFactory
+from tp.linear import LinearFactory
 from tp.partition import VocabularyBlocks, VocabularySlice, attention_slice
 from tp.products import ProductFactory
 
@@ -29,7 +32,8 @@ class DecoderStage:
         group: The stage's ranks; all of them call ``forward`` together.
         dtype: Of weights, hidden states and KV cache: float32 or bfloat16.
         device: This rank's device.
-        products: Makes the products with the weights; plain ones when left out.
+        products: Makes the products with the weights; plain ones when left out. Invariant ones make attention invariant
+            too.
     """
 
     def __init__(
@@ -41,21 +45,25 @@ class DecoderStage:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        products: ProductFactory | None = None,
+        products: ProductFactory | InvariantProductFactory | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._products = ProductFactory() if products is None else products
         self.vocabulary = VocabularyBlocks(config.vocab_size).slice_of(group.rank, group.size)
         heads = attention_slice(config.num_heads, config.num_kv_heads, group.rank, group.size)
         self._cache_shape = (len(layers), len(heads.kv_heads), config.head_dim)
         self._rope = RotaryEmbedding(config.rope, config.head_dim, dtype=dtype, device=device)
+        self._linears = LinearFactory(products or ProductFactory(), group)
+        self._attention: AttentionShapes | None = None
+        if isinstance(products, InvariantProductFactory):
+            batched = products.batched(config.head_dim, KEY_BLOCK)
+            self._attention = AttentionShapes(config.num_heads // config.num_kv_heads, batched)
         self._windows = tuple(dict.fromkeys(config.windows[layer] for layer in layers))
         self._layers: list[DecoderLayer] = []
         for layer in layers:
-            loader = LayerLoader(config, reader, layer, group, products=self._products, dtype=dtype, device=device)
-            self._layers.append(DecoderLayer(config, loader, layer, layers.start, group))
+            loader = LayerLoader(config, reader, layer, linears=self._linears, dtype=dtype, device=device)
+            self._layers.append(DecoderLayer(config, loader, layer, layers.start, linears=self._linears, group=group))
         self._embedding: VocabularyParallelEmbedding | None = None
         self._final_norm: RMSNorm | None = None
         self._head: ParallelLMHead | None = None
@@ -79,7 +87,8 @@ class DecoderStage:
     def _head_of(self, weight: torch.Tensor, piece: VocabularySlice) -> ParallelLMHead:
         # Whatever rank a slice belongs to, here and where it is audited its logits are computed in one form.
         shared = self.config.tie_word_embeddings and self._embedding is not None
-        return ParallelLMHead(self._products.make(weight, shared=shared), piece)
+        product = self._linears.column(weight, None, unit=piece.block_length, shared=shared)
+        return ParallelLMHead(product, piece)
 
     def new_cache(self, num_blocks: int, block_tokens: int) -> PagedKVCache:
         """Returns an empty KV pool for this stage's layers and this rank's KV heads.
@@ -119,11 +128,16 @@ class DecoderStage:
         if hidden is None:
             raise RuntimeError("a stage after the first needs the hidden states of the stage before")
         cos, sin = self._rope.at(batch.positions, batch.max_position)
-        seen = {window: visible(batch.spans, window, cache, self.device) for window in self._windows}
+        seen = {window: self._seen(batch.spans, window, cache) for window in self._windows}
         step = StepContext(batch.slots, cos, sin, seen, cache)
         for layer in self._layers:
             hidden = layer(hidden, step)
         return hidden if self._final_norm is None else self._final_norm(hidden[batch.sample_rows])
+
+    def _seen(self, spans: tuple[Span, ...], window: int | None, cache: KVCache) -> Seen:
+        if self._attention is None:
+            return visible(spans, window, cache, self.device)
+        return tiled_visible(spans, window, self._attention, self.device)
 
     @torch.no_grad()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,9 @@ from runtime.kv_blocks import BlockPool, BlockTable
 from runtime.model import DecoderStage
 from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
+from tp.invariant_products import InvariantProductFactory
 from tp.partition import VocabularyBlocks
+from tp.product_measure import onednn_supports
 from tp.products import ProductFactory, ProductMode
 
 CPU = torch.device("cpu")
@@ -48,11 +50,15 @@ class ModelPipeline:
         dtype: torch.dtype = torch.float32,
         paged: bool = True,
         products: ProductMode = ProductMode.PLAIN,
+        invariant: bool = False,
     ) -> None:
         checkpoint = open_checkpoint(path)
         reader = WeightReader(checkpoint)
         self.config = checkpoint.config
         self.group = group or TensorParallelGroup(0, 1)
+        factory: ProductFactory | InvariantProductFactory = ProductFactory(products)
+        if invariant:
+            factory = InvariantProductFactory(CPU, onednn=onednn_supports(torch.float32))
         self.stages = [
             DecoderStage(
                 self.config,
@@ -61,7 +67,7 @@ class ModelPipeline:
                 self.group,
                 dtype=dtype,
                 device=CPU,
-                products=ProductFactory(products),
+                products=factory,
             )
             for layers in layer_ranges(self.config.num_layers, pp_size)
         ]

@@ -15,7 +15,7 @@ from runtime.checkpoint import open_checkpoint
 from runtime.model import DecoderStage
 from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
-from tp.linear import ColumnParallelLinear, RowParallelLinear
+from tp.linear import RowParallelLinear
 from tp.partition import even_run
 from tp.products import ProductFactory
 
@@ -62,7 +62,7 @@ def linear_differences_of_rank(rank: int, world_size: int) -> list[float]:
     run = even_run(7, rank, world_size)
     part = slice(run.start, run.stop)
     products = ProductFactory()
-    column = ColumnParallelLinear(products.make(up[part], bias_up[part]))
+    column = products.make(up[part], bias_up[part])
     y = RowParallelLinear(products.make(down[:, part]), bias_down, group)(column(x))
     differences: list[float] = (y - ((x @ up.T + bias_up) @ down.T + bias_down)).flatten().tolist()
     return differences

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 VOCABULARY_BLOCKS = 64
 _MASK_WORD_BITS = 32
 _MLP_UNITS = 64
+_LEAST_INVARIANT_MLP_UNITS = 8
 
 
 class PartitionError(ValueError):
@@ -120,22 +121,37 @@ def attention_slice(num_heads: int, num_kv_heads: int, rank: int, size: int) -> 
 
 def mlp_units(intermediate_size: int) -> int:
     """Returns how many units an MLP of this width is cut into: at most 64, of one length but the last."""
-    return -(-intermediate_size // _mlp_unit_length(intermediate_size))
+    return -(-intermediate_size // mlp_unit(intermediate_size))
 
 
-def mlp_slice(intermediate_size: int, rank: int, size: int) -> range:
-    """Returns the MLP columns of ``rank`` of ``size``: a run of at most 64 units of one length (the last is shorter).
+def mlp_slice(intermediate_size: int, rank: int, size: int, unit: int) -> range:
+    """Returns the MLP columns of ``rank`` of ``size``: a run of units of one length (the last is shorter).
+
+    Args:
+        intermediate_size: The MLP's width.
+        rank: Which rank.
+        size: Of how many.
+        unit: Columns of a unit.
 
     Raises:
         PartitionError: There are fewer units than ranks.
     """
-    unit = _mlp_unit_length(intermediate_size)
-    units = mlp_units(intermediate_size)
+    units = -(-intermediate_size // unit)
     if size > units:
         raise PartitionError(f"tp_size {size} is more than the {units} MLP units of the model")
     run = even_run(units, rank, size)
     return range(run.start * unit, min(run.stop * unit, intermediate_size))
 
 
-def _mlp_unit_length(intermediate_size: int) -> int:
+def invariant_mlp_unit(intermediate_size: int, num_kv_heads: int) -> int:
+    """Returns the MLP columns of a unit of invariant mode, from the model alone.
+
+    There are few units, since each is a product of its own, but at least two for every rank there may be.
+    """
+    units = max(_LEAST_INVARIANT_MLP_UNITS, 2 << (num_kv_heads - 1).bit_length())
+    return -(-intermediate_size // units)
+
+
+def mlp_unit(intermediate_size: int) -> int:
+    """Returns the MLP columns of a unit, of which there are at most 64."""
     return -(-intermediate_size // _MLP_UNITS)

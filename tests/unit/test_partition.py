@@ -14,6 +14,7 @@ from tp.partition import (
     attention_slice,
     even_run,
     mlp_slice,
+    mlp_unit,
     mlp_units,
 )
 
@@ -88,14 +89,14 @@ def test_heads_that_cannot_be_cut_are_named(heads: int, kv_heads: int, size: int
 @quick
 @given(width=st.integers(1, 20_000), data=st.data())
 def test_mlp_slices_cover_the_width_by_whole_units(width: int, data: st.DataObject) -> None:
-    units = mlp_units(width)
+    units, unit = mlp_units(width), mlp_unit(width)
     assert units <= 64
     size = data.draw(st.integers(1, units))
-    runs = [mlp_slice(width, rank, size) for rank in range(size)]
+    runs = [mlp_slice(width, rank, size, unit) for rank in range(size)]
     assert _covers(runs, width)
     assert all(len(run) > 0 for run in runs)
     with pytest.raises(PartitionError, match=f"more than the {units} MLP units"):
-        mlp_slice(width, 0, units + 1)
+        mlp_slice(width, 0, units + 1, unit)
 
 
 @quick

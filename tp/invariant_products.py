@@ -1,0 +1,320 @@
+"""Products of invariant mode: the bits of a row and column do not depend on how many rows or columns there are.
+
+By definition a product is computed for one tile of a few rows and one canonical unit of the weight, in one thread, in
+float32. Whole runs of units and taller tiles are faster. They are used where a trial with random rows, made once for
+each shape of weight as the model is loaded, gives the bits of the definition in every height that will ever be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.nn import functional
+
+from tp.reduction_tree import ReductionTree
+from tp.tiles import cut_rows, in_tiles
+
+Kernel = Callable[[torch.Tensor], torch.Tensor]
+_LEAST_FEATURES = 16
+_TRIAL_SEED = 20_511
+_TRIAL_PAIRS = 21
+
+
+class TileShapes(NamedTuple):
+    """The heights that row tiles may have, ascending; the first is that of the definition."""
+
+    columns: tuple[int, ...]
+    rows: tuple[int, ...]
+    batched: tuple[int, ...]
+
+    @property
+    def base(self) -> int:
+        """The height of the definition."""
+        return self.columns[0]
+
+
+CPU_TILES = TileShapes((8, 16, 24, 32, 48, 64, 128, 256), (8, 16, 24, 32, 48, 64), (8, 16, 32, 64, 128))
+DEVICE_TILES = TileShapes((64,), (64,), (64,))
+
+
+class Subtrees(Protocol):
+    """Sums over a rank's input slice, unit by unit."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the sums of this rank's subtrees, [S, T, out] float32, of ``x`` [T, in_local]."""
+
+
+class InvariantProduct:
+    """``y = x Wᵀ + b`` in float32, rounded to the dtype of ``x`` once.
+
+    Args:
+        kernels: [height, in] to [height, some of out], float32; their results side by side are the product.
+        out_features: Of all together.
+        bias: [out] float32, or None.
+        heights: That tiles may have.
+    """
+
+    def __init__(
+        self, kernels: list[Kernel], out_features: int, bias: torch.Tensor | None, heights: Sequence[int]
+    ) -> None:
+        self._kernels = kernels
+        self._out_features = out_features
+        self._bias = bias
+        self._heights = heights
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns a fresh contiguous [T, out]."""
+        shape = (x.shape[0], self._out_features)
+        y = in_tiles(self._tile, x.float(), self._heights, shape)
+        if self._bias is not None:
+            y = y + self._bias
+        return y.to(x.dtype).contiguous()
+
+    def _tile(self, rows: torch.Tensor) -> torch.Tensor:
+        if len(self._kernels) == 1:
+            return self._kernels[0](rows)
+        return torch.cat([kernel(rows) for kernel in self._kernels], dim=1)
+
+
+class InvariantUnits:
+    """One float32 product for each unit of the input, added up along the tree as far as this rank's units go.
+
+    Args:
+        weights: [U, unit, out] float32, of this rank's units; the last may end in zeros.
+        tree: Which units these are.
+        heights: That tiles may have.
+        together: Whether all units run as one batch, or one by one.
+    """
+
+    def __init__(self, weights: torch.Tensor, tree: ReductionTree, heights: Sequence[int], *, together: bool) -> None:
+        self._weights = weights
+        self._tree = tree
+        self._heights = heights
+        self._together = together
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns [S, T, out] float32 of ``x`` [T, in_local]."""
+        units, length, out_features = self._weights.shape
+        x = x.float()
+        if x.shape[1] < units * length:
+            x = functional.pad(x, (0, units * length - x.shape[1]))
+        return in_tiles(self._tile, x, self._heights, (self._tree.own, x.shape[0], out_features))
+
+    def _tile(self, rows: torch.Tensor) -> torch.Tensor:
+        units, length, _ = self._weights.shape
+        by_unit = rows.view(rows.shape[0], units, length).transpose(0, 1)
+        if self._together:
+            return self._tree.reduce(torch.bmm(by_unit, self._weights))
+        singly = [torch.bmm(by_unit[one : one + 1], self._weights[one : one + 1]) for one in range(units)]
+        return self._tree.reduce(torch.cat(singly))
+
+
+class BatchedProduct:
+    """Products of many pairs of small matrices of one shape, float32.
+
+    Args:
+        heights: Rows that the first of a pair may have, ascending.
+        together: Whether all pairs run as one batch, or one by one.
+    """
+
+    def __init__(self, heights: tuple[int, ...], *, together: bool) -> None:
+        self.heights = heights
+        self._together = together
+
+    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Returns [B, height, N] of [B, height, K] and [B, K, N]."""
+        if self._together:
+            return torch.bmm(left, right)
+        return torch.cat([torch.bmm(left[at : at + 1], right[at : at + 1]) for at in range(left.shape[0])])
+
+
+class InvariantProductFactory:
+    """Makes the products of a rank and tries each shape once.
+
+    Args:
+        device: This rank's device.
+        onednn: Whether float32 products on the CPU go through oneDNN; the same on every rank.
+    """
+
+    def __init__(self, device: torch.device, *, onednn: bool) -> None:
+        self._on_cpu = device.type == "cpu"
+        self._onednn = onednn and self._on_cpu
+        self._tried: dict[tuple[object, ...], bool] = {}
+
+    @property
+    def all_merged(self) -> bool:
+        """Whether every shape so far passed its trial."""
+        return all(self._tried.values())
+
+    def make(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, unit: int, *, parts: int = 1, shared: bool = False
+    ) -> InvariantProduct:
+        """Returns the product with the columns of some units.
+
+        Args:
+            weight: [out, in], contiguous.
+            bias: [out], or None.
+            unit: Output features of a unit.
+            parts: Of how many weights of one length these rows are; the last unit of each may be shorter.
+            shared: Whether someone else reads the weight too.
+        """
+        bias = None if bias is None else bias.float()
+        wide = weight.float()
+        merged = self._kernel(wide, shared=shared and wide is weight)
+        shape = ("columns", *wide.shape, unit, shared)
+        if self._on_cpu and self._passes(shape, lambda: self._try_columns(wide, merged, unit)):
+            return InvariantProduct([merged], wide.shape[0], bias, CPU_TILES.columns)
+        tiles = CPU_TILES if self._on_cpu else DEVICE_TILES
+        by_unit = [one for part in wide.chunk(parts) for one in torch.split(part, unit)]
+        kernels = [self._kernel(one.contiguous(), shared=False) for one in by_unit]
+        return InvariantProduct(kernels, wide.shape[0], bias, (tiles.base,))
+
+    def make_units(self, weight: torch.Tensor, unit: int, tree: ReductionTree) -> InvariantUnits:
+        """Returns the products with the rows of this rank's units.
+
+        Args:
+            weight: [out, in_local]; its columns are the units of ``tree.run``, the last may be shorter.
+            unit: Input features of a unit.
+            tree: How they are summed.
+        """
+        missing = len(tree.run) * unit - weight.shape[1]
+        wide = functional.pad(weight.float(), (0, missing)) if missing else weight.float()
+        weights = wide.t().reshape(len(tree.run), unit, wide.shape[0]).contiguous()
+        shape = ("rows", *weights.shape)
+        if self._on_cpu and self._passes(shape, lambda: _try_rows(weights)):
+            return InvariantUnits(weights, tree, CPU_TILES.rows, together=True)
+        tiles = CPU_TILES if self._on_cpu else DEVICE_TILES
+        return InvariantUnits(weights, tree, (tiles.base,), together=False)
+
+    def batched(self, head_dim: int, block: int) -> BatchedProduct:
+        """Returns the products of queries with blocks of keys, and of weights with blocks of values.
+
+        Args:
+            head_dim: Elements of a head.
+            block: Keys of a block.
+        """
+        if not self._on_cpu:
+            return BatchedProduct((DEVICE_TILES.base,), together=False)
+        together = self._passes(("batched", head_dim, block), lambda: _try_batches(head_dim, block))
+        return BatchedProduct(CPU_TILES.batched if together else (CPU_TILES.base,), together=together)
+
+    def _passes(self, shape: tuple[object, ...], trial: Callable[[], bool]) -> bool:
+        if shape not in self._tried:
+            self._tried[shape] = trial()
+        return self._tried[shape]
+
+    def _kernel(self, weight: torch.Tensor, *, shared: bool) -> Kernel:
+        features = weight.shape[0]
+        if features < _LEAST_FEATURES:
+            # So few would be a case of its own for the kernel.
+            inner = self._kernel(functional.pad(weight, (0, 0, 0, _LEAST_FEATURES - features)), shared=False)
+            return lambda rows: inner(rows)[:, :features]
+        if not self._onednn:
+            return lambda rows: functional.linear(rows, weight)
+        held = weight if shared else torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001 - no public name
+        return lambda rows: _onednn(rows, held)
+
+    def _try_columns(self, weight: torch.Tensor, merged: Kernel, unit: int) -> bool:
+        """Returns whether ``merged`` gives the bits of the definition, for the first and last unit in every height."""
+        rows = _random_rows(CPU_TILES.columns[-1] + CPU_TILES.base, weight.shape[1])
+        starts = sorted({0, (weight.shape[0] - 1) // unit * unit})
+        expected = {}
+        with _one_thread():
+            for start in starts:
+                kernel = self._kernel(weight[start : start + unit].contiguous(), shared=False)
+                expected[start] = _by_definition(kernel, rows, CPU_TILES.base)
+                if not _places_are_equal(kernel, rows, CPU_TILES.base):
+                    return False
+        for height in CPU_TILES.columns:
+            for first in (0, 3):
+                found = merged(rows[first : first + height])
+                for start, whole in expected.items():
+                    if not _same_bits(found[:, start : start + unit], whole[first : first + height]):
+                        return False
+        return True
+
+
+def _try_rows(weights: torch.Tensor) -> bool:
+    """Returns whether a batch of all units gives the bits of each alone, for the first and last in every height."""
+    units, length, _ = weights.shape
+    rows = _random_rows(CPU_TILES.rows[-1] + CPU_TILES.base, units * length)
+    by_unit = rows.view(-1, units, length).transpose(0, 1)
+    expected = {}
+    with _one_thread():
+        for one in sorted({0, units - 1}):
+            weight = weights[one : one + 1]
+
+            def kernel(tile: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
+                return torch.bmm(tile.unsqueeze(0), weight).squeeze(0)
+
+            expected[one] = _by_definition(kernel, by_unit[one].contiguous(), CPU_TILES.base)
+            if not _places_are_equal(kernel, by_unit[one].contiguous(), CPU_TILES.base):
+                return False
+    for height in CPU_TILES.rows:
+        for first in (0, 3):
+            found = torch.bmm(by_unit[:, first : first + height], weights)
+            if not all(_same_bits(found[one], whole[first : first + height]) for one, whole in expected.items()):
+                return False
+    return True
+
+
+def _try_batches(head_dim: int, block: int) -> bool:
+    """Returns whether a batch of pairs gives the bits of each pair's base tile alone, in every height."""
+    generator = torch.Generator().manual_seed(_TRIAL_SEED)
+    rows = CPU_TILES.batched[-1] + CPU_TILES.base
+    keys = torch.randn(_TRIAL_PAIRS, block, head_dim, generator=generator)
+    for right in (keys.transpose(1, 2), keys):
+        left = torch.randn(_TRIAL_PAIRS, rows, right.shape[1], generator=generator)
+        for one in (0, _TRIAL_PAIRS - 1):
+            weight = right[one : one + 1]
+
+            def kernel(tile: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
+                return torch.bmm(tile.unsqueeze(0), weight).squeeze(0)
+
+            with _one_thread():
+                whole = _by_definition(kernel, left[one], CPU_TILES.base)
+                if not _places_are_equal(kernel, left[one], CPU_TILES.base):
+                    return False
+            for height in CPU_TILES.batched:
+                for first, last in ((0, _TRIAL_PAIRS), (one, one + 1)):
+                    found = torch.bmm(left[first:last, 3 : 3 + height].contiguous(), right[first:last])
+                    if not _same_bits(found[one - first], whole[3 : 3 + height]):
+                        return False
+    return True
+
+
+def _random_rows(rows: int, features: int) -> torch.Tensor:
+    return torch.randn(rows, features, generator=torch.Generator().manual_seed(_TRIAL_SEED))
+
+
+def _by_definition(kernel: Kernel, rows: torch.Tensor, height: int) -> torch.Tensor:
+    return torch.cat([kernel(rows[tile.start : tile.stop]) for tile in cut_rows(rows.shape[0], (height,))])
+
+
+def _places_are_equal(kernel: Kernel, rows: torch.Tensor, height: int) -> bool:
+    """Returns whether a row has the same bits in every place of a tile."""
+    tile = rows[:height]
+    expected = kernel(tile)
+    return all(_same_bits(kernel(tile.roll(by, 0)), expected.roll(by, 0)) for by in range(1, height))
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # noqa: SLF001 - see above
+    return y
