@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, parse_grammar
 from launch.cli import UsageError
+from launch.invariant_check import check_invariant
 from launch.options import EngineOptions, GenerateCommand
 from pp.partition import layer_ranges
 from runtime.checkpoint import open_checkpoint
@@ -40,6 +41,7 @@ def check_engine(engine: EngineOptions) -> ModelConfig:
     """
     config = open_checkpoint(engine.model).config
     check_parallel(config, engine.tp, engine.pp)
+    check_invariant(engine, config)
     _check_kv_cache(config, engine)
     try:
         marker_pair(engine.reasoning_start_marker, engine.reasoning_marker)

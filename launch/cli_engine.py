@@ -27,6 +27,7 @@ def engine_options(engine: EngineGroup, generating: GeneratingGroup) -> EngineOp
         else counts("--pp-layers", engine.pp_layers, "numbers of layers such as 8,7"),
         dtype=engine.dtype,
         products=engine.products,
+        invariant=engine.invariant,
         device=engine.device,
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,

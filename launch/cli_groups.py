@@ -22,6 +22,7 @@ class EngineGroup:
     pp_layers: types.PpLayers = None
     dtype: types.Dtype = "auto"
     products: types.Products = "auto"
+    invariant: types.Invariant = False
     device: types.Device = "auto"
     max_model_len: types.MaxModelLen = None
     max_num_seqs: types.MaxNumSeqs = 64

@@ -45,6 +45,14 @@ Products = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+Invariant = Annotated[
+    bool,
+    typer.Option(
+        "--invariant",
+        help="The same bits at any --tp and --pp, in any batch, chunk and place, whatever is cached or preempted.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],
     typer.Option(help="auto = CUDA where there is one, else the CPU.", rich_help_panel=_ENGINE),

@@ -38,7 +38,7 @@ def agreed_compute(options: EngineOptions, config: ModelConfig, device: torch.de
     """Returns how all ranks compute; every rank calls it once. Rank 0 measures while the others wait.
 
     On the CPU ``auto`` takes bfloat16 where the checkpoint was saved so and this machine's products are not clearly
-    slower in it. A checkpoint in float32 is never rounded without being asked to.
+    slower in it. A checkpoint in float32 is never rounded without being asked to. Invariant mode measures nothing.
 
     Args:
         options: The engine's options.
@@ -52,7 +52,7 @@ def agreed_compute(options: EngineOptions, config: ModelConfig, device: torch.de
     asked = resolve_dtype(options.dtype, config)
     if options.products == "onednn" and not (device.type == "cpu" and onednn_supports(asked)):
         raise UsageError(f"--products onednn: {asked} on {device.type} has no oneDNN products here; say auto or plain")
-    if device.type != "cpu":
+    if device.type != "cpu" or options.invariant:
         return ComputeChoice(asked, ProductMode.PLAIN, "")
     choice = _measured(options, config, asked) if rank == 0 else ComputeChoice(asked, ProductMode.PLAIN, "")
     if dist.get_world_size() == 1:

@@ -19,6 +19,7 @@ from launch.checks import check_command
 from launch.engine_output import RequestOutput
 from launch.engine_process import EngineProcess, start_or_attach, wait_until_ready
 from launch.exit_codes import ExitCode
+from launch.invariant_check import described
 from launch.metrics import EngineMetrics
 from launch.options import GenerateCommand
 from launch.output_file import open_output, writes_text
@@ -126,6 +127,8 @@ def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str 
         with progress_bar() as progress:
             task = progress.add_task("starting ranks", total=None, rate="")
             ready = wait_until_ready(engine, command.engine.start_timeout_s)
+            if ready.invariant is not None:
+                print(f"lockstep: {described(ready.invariant)}", file=sys.stderr)
             started_s = time.monotonic()
             metrics = EngineMetrics() if command.metrics_file is not None else None
             with open_output(command.output_file) as output:

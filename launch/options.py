@@ -47,6 +47,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         pp_layers: Layers of each stage; None = balanced.
         dtype: ``auto``, ``float32`` or ``bfloat16``.
         products: How products with weights are computed on the CPU: ``auto``, ``plain`` or ``onednn``.
+        invariant: Whether bits may depend on neither ranks, batch, chunks nor cache.
         max_model_len: Prompt and output together; None = what the model was trained for.
         max_num_seqs: Sequences that run at once.
         max_batch_tokens: Tokens of one step.
@@ -69,6 +70,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     pp_layers: tuple[int, ...] | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     products: Literal["auto", "plain", "onednn"] = "auto"
+    invariant: bool = False
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_batch_tokens: int = 2048

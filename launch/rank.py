@@ -18,6 +18,7 @@ from launch.compute_choice import agreed_compute
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
 from launch.grammar_compiler import GrammarProcessStarter, RankGrammars, RunningProcess, grammars_of_rank
 from launch.groups import RankGroups
+from launch.invariant_start import agreed_invariant
 from launch.kv_size import agreed_kv_blocks
 from launch.options import EngineOptions
 from launch.output_check_process import start_output_check
@@ -35,7 +36,7 @@ from runtime.engine import RankEngine
 from runtime.held_outputs import HeldOutputs
 from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
 from runtime.leader import Leader, LeaderLimits
-from runtime.messages import EngineReady
+from runtime.messages import EngineReady, InvariantFacts
 from runtime.model import DecoderStage
 from runtime.model_config import check_parallel
 from runtime.output_checker import OutputChecker
@@ -48,6 +49,7 @@ from runtime.thinking_fields import marker_pair
 from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
 from sampler.processors import load_processors
+from tp.invariant_products import InvariantProductFactory
 from tp.products import ProductFactory
 
 _MAX_BEAT_S = 1.0
@@ -143,6 +145,7 @@ class Rank:
         config = checkpoint.config
         check_parallel(config, options.tp, options.pp)
         compute = agreed_compute(options, config, device, self._environment.rank)
+        invariant = agreed_invariant(options, config, device, self._environment, started.store)
         dtype = compute.dtype
         layers = layer_ranges(config.num_layers, options.pp, options.pp_layers)
         max_model_len = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
@@ -154,7 +157,7 @@ class Rank:
             groups.tensor_parallel,
             dtype=dtype,
             device=device,
-            products=ProductFactory(compute.products),
+            products=ProductFactory(compute.products) if invariant is None else _invariant_products(invariant, device),
         )
         audits = options.audit and groups.link.is_last
         audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if audits else None
@@ -194,7 +197,8 @@ class Rank:
             tracer=None if self._trace is None else self._trace.tracer,
         )
         dtype_name = str(dtype).removeprefix("torch.")
-        return engine, EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len, compute.why)
+        ready = EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len, compute.why, invariant)
+        return engine, ready
 
     def _leader(self, tokenizer: Tokenizer, builder: RequestBuilder, reasoning: ReasoningVocabulary | None) -> Leader:
         options = self._options
@@ -241,6 +245,10 @@ class Rank:
         if self._front is None:
             return 0
         return self._front.wait(_FRONT_EXIT_S if self._trace is None else _TRACING_FRONT_EXIT_S)
+
+
+def _invariant_products(facts: InvariantFacts, device: torch.device) -> InvariantProductFactory:
+    return InvariantProductFactory(device, onednn=facts.kernel == "onednn")
 
 
 def _scheduler_limits(options: EngineOptions, kv_cache_tokens: int) -> SchedulerLimits:

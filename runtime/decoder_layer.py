@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from runtime.attention import Seen
 from runtime.checkpoint_layout import layer_prefix

@@ -102,6 +102,30 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Client → leader: end all requests and all ranks."""
 
 
+class InvariantFacts(msgspec.Struct, frozen=True):
+    """How a run in invariant mode computes: two runs of a model with equal facts give the same bits.
+
+    Args:
+        kernel: Whose float32 products: ``onednn``, or ``torch`` as it comes.
+        tile_rows: Rows of the tile that defines a product.
+        attention_units: Units of the sum after attention.
+        mlp_units: Units of the sum after the MLP.
+        vocabulary_blocks: Blocks of the log-sum-exp.
+        key_block: Keys of a block of attention.
+        processor: Vector instructions of the CPU, or name of the GPU.
+        torch: Version.
+    """
+
+    kernel: str
+    tile_rows: int
+    attention_units: int
+    mlp_units: int
+    vocabulary_blocks: int
+    key_block: int
+    processor: str
+    torch: str
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """Leader → client: every rank is warm.
 
@@ -112,6 +136,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
         device: ``cpu`` or ``cuda``.
         max_model_len: Longest prompt and output together, in tokens.
         compute: Half a line on how products are computed, and why; empty when there was no choice.
+        invariant: How a run in invariant mode computes; None when the mode is off.
     """
 
     tp_size: int
@@ -120,6 +145,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     device: str
     max_model_len: int
     compute: str = ""
+    invariant: InvariantFacts | None = None
 
 
 class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):

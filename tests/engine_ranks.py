@@ -39,6 +39,8 @@ from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
 from sampler.params import SamplingParams
 from tp.embedding import ParallelLMHead
+from tp.invariant_products import InvariantProductFactory
+from tp.product_measure import onednn_supports
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Case:
     more_ends: tuple[tuple[int, int], ...] = ()
     rounds: int = 1
     device: str = "cpu"
+    invariant: bool = False
+    dtype: torch.dtype = torch.float32
     audit: bool = False
     noisy_rank: int = -1
     seed: int = 0
@@ -266,7 +270,10 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
     config = checkpoint.config
     layers = layer_ranges(config.num_layers, case.pp)[groups.link.stage]
     reader = WeightReader(checkpoint)
-    stage = FaultyStage(config, reader, layers, groups.tensor_parallel, dtype=torch.float32, device=device)
+    products = InvariantProductFactory(device, onednn=onednn_supports(torch.float32)) if case.invariant else None
+    stage = FaultyStage(
+        config, reader, layers, groups.tensor_parallel, dtype=case.dtype, device=device, products=products
+    )
     stage.noisy = rank == case.noisy_rank
     audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if case.audit else None
     tokenizers = []
