@@ -39,7 +39,7 @@ def create_app(state: ServerState, keys: ApiKeys, routers: Sequence[APIRouter] =
     app.include_router(_router(state))
     for router in routers:
         app.include_router(router)
-    app.openapi = describe(app)  # type: ignore[method-assign] # the framework's documented way to change the document
+    app.openapi = describe(app, state.model_name)  # type: ignore[method-assign] # the framework's documented way to change the document
     return app
 
 
@@ -79,7 +79,7 @@ def _post(router: APIRouter, path: str, answer: Answer, about: Described) -> Non
     router.post(
         path,
         name=path.strip("/").replace("/", "_"),
-        responses=reply(about.reply, stream=about.stream),
+        responses=reply(about.reply, streams=about.stream is not None),
         openapi_extra=request_of(about),
         response_class=Response,
     )(endpoint)

@@ -33,6 +33,18 @@ from runtime.thinking_fields import THINKING_FIELDS
 from sampler.params import SamplingParams
 
 _REFERENCE: Final = "#/components/schemas/{name}"
+_MESSAGES: Final[dict[str, Any]] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+            "content": {"type": "string"},
+        },
+        "required": ["role", "content"],
+    },
+}
 _ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 422, 429, 500, 503)
 
 
@@ -76,18 +88,19 @@ def request_of(described: Described) -> dict[str, Any]:
 
 
 def reply(
-    kind: type[msgspec.Struct], *, stream: type[msgspec.Struct] | None = None, also: tuple[int, ...] = ()
+    kind: type[msgspec.Struct], *, streams: bool = False, also: tuple[int, ...] = ()
 ) -> dict[int | str, dict[str, Any]]:
     """Returns an endpoint's responses, for the operation of the document.
 
     Args:
         kind: What it answers.
-        stream: What an event of its stream is.
+        streams: Whether it may also be a stream of events.
         also: Statuses that have the same form as an answer.
     """
     content: dict[str, Any] = {"application/json": {"schema": _schema_of(kind)}}
-    if stream is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if streams:
+        # The document has no way to say that the data of events is JSON, but for the last event's.
+        content["text/event-stream"] = {}
     responses: dict[int | str, dict[str, Any]] = {
         status: {"description": "An error", "content": {"application/json": {"schema": _schema_of(ErrorReply)}}}
         for status in _ERROR_STATUSES
@@ -95,21 +108,26 @@ def reply(
     return responses | {status: {"description": "The answer", "content": content} for status in (200, *also)}
 
 
-def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """Returns what writes the document of an application, the types of this module in it."""
+def describe(app: FastAPI, model_name: str) -> Callable[[], dict[str, Any]]:
+    """Returns what writes the document of an application, the types of this module in it.
+
+    Args:
+        app: The application.
+        model_name: The only one that requests may name.
+    """
 
     def document() -> dict[str, Any]:
         if not app.openapi_schema:
             written = get_openapi(title=app.title, version=app.version, routes=app.routes)
             schemas = written.setdefault("components", {}).setdefault("schemas", {})
-            schemas |= _components()
+            schemas |= _components(model_name)
             app.openapi_schema = written
         return app.openapi_schema
 
     return document
 
 
-def _components() -> dict[str, Any]:
+def _components(model_name: str) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(_ALL, ref_template=_REFERENCE)
     engine = components.pop("SamplingParams")["properties"]
     others = (*GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *SCHEDULING_FIELDS, *THINKING_FIELDS)
@@ -118,10 +136,13 @@ def _components() -> dict[str, Any]:
         properties = own["properties"]
         if described.takes_engine_fields:
             properties = {name: {} for name in others} | engine | properties
+        named: dict[str, Any] = {"model": {"enum": [model_name]}}
+        if "messages" in properties:
+            named["messages"] = _MESSAGES
         components[_request_name(described)] = {
             **own,
             "title": _request_name(described),
-            "properties": properties,
+            "properties": properties | named,
             "additionalProperties": False,
         }
     return components

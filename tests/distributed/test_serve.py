@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -614,3 +618,38 @@ def test_the_document(http: httpx.Client) -> None:
     chat_fields = document["components"]["schemas"]["ChatRequest"]
     assert {"temperature", "regex", "tools", "messages", "priority"} <= chat_fields["properties"].keys()
     assert chat_fields["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        ("--phases", "fuzzing", "--max-examples", "8"),
+        pytest.param(("--phases", "coverage,fuzzing", "--max-examples", "120"), marks=pytest.mark.sweep),
+    ],
+    ids=["few", "many"],
+)
+def test_replies_to_anything_are_as_documented(server: Server, phases: tuple[str, ...], tmp_path: Path) -> None:
+    """Requests made from the document, right and wrong: no fault of the program, no reply that it does not tell of."""
+    checks = (
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_schema_conformance",
+    )
+    command = (sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color")
+    options = (
+        "--header",
+        f"Authorization: Bearer {server.key}",
+        "--checks",
+        ",".join(checks),
+        "--request-timeout",
+        "60",
+    )
+    outcome = subprocess.run(
+        [*command, *options, *phases], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout[-4000:]
+    cases = re.search(r"(\d+) generated, (\d+) passed", outcome.stdout)
+    assert cases is not None
+    assert int(cases[1]) == int(cases[2]) >= 50
+    assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
