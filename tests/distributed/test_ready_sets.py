@@ -15,7 +15,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 from runtime.tokenizer import Tokenizer
 from sampler.params import SamplingParams
 
-pytestmark = pytest.mark.long(110)
+pytestmark = pytest.mark.long(90)
 
 RUNS = 200
 SCHEMAS = (

@@ -13,7 +13,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(130)
+pytestmark = pytest.mark.long(65)
 
 CLEAN_S = 5.0
 RAISE_S = 10.0
