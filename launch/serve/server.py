@@ -95,6 +95,8 @@ async def _serve(
         )
         server = _Server(config, client)
         watch = asyncio.create_task(_leave_with_ranks(server, client))
+        # Whoever reads the line below may connect at once.
+        listener.listen(_BACKLOG)
         host, port = listener.getsockname()[:2]
         print(
             f"lockstep: serving {state.model_name} on TP{ready.tp_size} x PP{ready.pp_size}, {ready.dtype} on "
