@@ -318,6 +318,15 @@ class GrammarManager:
         self._submitted(sequence_id, "moved_s")
         return self._compiler.moved_s(sequence_id)
 
+    def is_compiled(self, sequence_id: int) -> bool:
+        """Returns whether the grammar of a sequence is compiled on this rank.
+
+        Raises:
+            GrammarStateError: The sequence was never submitted, or was released.
+        """
+        self._submitted(sequence_id, "is_compiled")
+        return self._compiler.compiled(sequence_id) is not None
+
     def close(self) -> None:
         """Drops all sequences, lets the filling threads end and closes the compiler."""
         self._sequences.clear()

@@ -54,6 +54,7 @@ from tp.products import ProductFactory
 
 _MAX_BEAT_S = 1.0
 _GRAMMAR_WAIT_S = 0.01
+_GRAMMAR_BEAT_S = 0.25
 _STUCK_TIMEOUTS = 6
 _MIN_STUCK_S = 60.0
 _DEFAULT_MAX_TOKENS = 256
@@ -208,6 +209,7 @@ class Rank:
         clock = LeaderLimits(
             beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3),
             grammar_wait_s=_GRAMMAR_WAIT_S,
+            grammar_beat_s=min(_GRAMMAR_BEAT_S, options.group_timeout_s / 3),
             grammar_wait_limit_s=max(_MIN_STUCK_S, _STUCK_TIMEOUTS * options.grammar_timeout_s),
         )
         if options.post_check:

@@ -23,7 +23,7 @@ class Patience(Enum):
     NONE = auto()
     """Sequences run: do not wait."""
     BRIEF = auto()
-    """Only grammars are being compiled: look again soon."""
+    """Only grammars are being compiled: look again when the leader's rank or, soon after, another has one."""
     LONG = auto()
     """Nothing runs: wait, but no longer than a third of the group time-out: the others wait inside a collective."""
 

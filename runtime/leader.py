@@ -73,6 +73,9 @@ class GrammarWatch(Protocol):
     def moved_s(self, sequence_id: int) -> float:
         """Returns when it, or one that it waits for, was last seen to get on; monotonic clock."""
 
+    def is_compiled(self, sequence_id: int) -> bool:
+        """Returns whether it is compiled on the leader's rank; the other ranks may not be so far."""
+
 
 @dataclass(frozen=True)
 class LeaderLimits:
@@ -80,12 +83,14 @@ class LeaderLimits:
 
     Args:
         beat_s: How long an idle leader waits at most before it sends an empty list.
-        grammar_wait_s: How long it waits while grammars are being compiled.
+        grammar_wait_s: How long it waits for other ranks' grammars when one is compiled on its own.
+        grammar_beat_s: How long it waits when none is: it is woken when that changes.
         grammar_wait_limit_s: How long a grammar may wait in which neither it nor one that it waits for gets on.
     """
 
     beat_s: float
     grammar_wait_s: float
+    grammar_beat_s: float
     grammar_wait_limit_s: float
 
 
@@ -235,7 +240,16 @@ class Leader:
     def _timeout_s(self, patience: Patience) -> float:
         if self._actions or patience is Patience.NONE:
             return 0.0
-        return self._limits.grammar_wait_s if patience is Patience.BRIEF else self._limits.beat_s
+        if patience is Patience.LONG:
+            return self._limits.beat_s
+        return self._limits.grammar_wait_s if self._has_compiled_one() else self._limits.grammar_beat_s
+
+    def _has_compiled_one(self) -> bool:
+        """Whether this rank is ready for a sequence that waits for its grammar: then others may be, any moment."""
+        return self._grammars is not None and any(
+            stream.grammar_moved_s is not None and self._grammars.is_compiled(sequence_id)
+            for sequence_id, stream in self._streams.items()
+        )
 
     def _handle(self, message: ClientMessage) -> None:
         match message:

@@ -144,7 +144,7 @@ class ScriptedLeader:
         if not self._open:
             return [StopRanks()]
         if patience is not Patience.NONE:
-            time.sleep(0.01)
+            time.sleep(0.03)
         aborts: list[Action] = [
             EndSequence(index, "abort") for index, job in enumerate(self._jobs) if job.abort_at_step == self._step
         ]

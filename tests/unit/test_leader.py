@@ -84,6 +84,10 @@ class ScriptedGrammars:
     def __init__(self) -> None:
         self.cost = GrammarStatistics(False, 0.1, 0.2, 0.0, 3)
         self.moved: dict[int, float] = {}
+        self.compiled: set[int] = set()
+
+    def is_compiled(self, sequence_id: int) -> bool:
+        return sequence_id in self.compiled
 
     def statistics(self, sequence_id: int) -> GrammarStatistics:
         assert sequence_id >= 0
@@ -101,7 +105,9 @@ class Bench:
         self.client_lives = True
         tokenizer = ByteTokenizer()
         builder = RequestBuilder(tokenizer, RequestLimits(257, 4096, 100_000, 4096))
-        limits = LeaderLimits(beat_s=9.0, grammar_wait_s=0.5, grammar_wait_limit_s=grammar_wait_limit_s)
+        limits = LeaderLimits(
+            beat_s=9.0, grammar_wait_s=0.5, grammar_beat_s=2.0, grammar_wait_limit_s=grammar_wait_limit_s
+        )
         held = None if checks is None else HeldOutputs(checks)
         self.leader = Leader(self.socket, builder, tokenizer, limits, lambda: self.client_lives, held=held)
         self.scheduler = Scheduler(SchedulerLimits(64, 100_000, 1_000_000, 1), [EOS])
@@ -618,12 +624,29 @@ def test_how_long_the_leader_waits() -> None:
     bench = Bench()
     for patience in (Patience.LONG, Patience.BRIEF, Patience.NONE):
         assert bench.leader.collect(patience) == []
-    assert bench.socket.timeouts_s == [9.0, 0.5, 0.0]
+    assert bench.socket.timeouts_s == [9.0, 2.0, 0.0]
     bench.submit(0, stop=["a"])
     bench.scripts[0] = script_of("a")
     bench.step()
     bench.leader.collect(Patience.LONG)
     assert bench.socket.timeouts_s[-1] == 0.0, "an action that waits must not wait for the client"
+
+
+def test_the_leader_looks_again_soon_only_when_its_own_rank_has_a_grammar() -> None:
+    bench = Bench()
+    grammars = ScriptedGrammars()
+    bench.leader.watch_grammars(grammars)
+    for number in range(2):
+        bench.submit(number, regex="a")
+    bench.leader.collect(Patience.BRIEF)
+    bench.leader.collect(Patience.BRIEF)
+    assert bench.socket.timeouts_s[-1] == 2.0
+    grammars.compiled = {1}
+    bench.leader.collect(Patience.BRIEF)
+    assert bench.socket.timeouts_s[-1] == 0.5, "the other ranks may have it any moment"
+    bench.leader.grammars_ready((1,))
+    bench.leader.collect(Patience.BRIEF)
+    assert bench.socket.timeouts_s[-1] == 2.0
 
 
 _output = st.text(alphabet="ab,😀é", max_size=12)
