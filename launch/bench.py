@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from launch.bench_decode import run_bench_decode
-from launch.checks import check_json_file
-from launch.options import BenchDecodeCommand, BenchSamplerCommand
+from launch.checks import check_engine, check_json_file
+from launch.options import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand
 from launch.rank_processes import run_to_the_end
 
+BenchCommand = BenchSamplerCommand | BenchDecodeCommand | BenchInvariantCommand
 
-def run_bench(command: BenchSamplerCommand | BenchDecodeCommand, argv: list[str], front_endpoint: str | None) -> int:
+
+def run_bench(command: BenchCommand, argv: list[str], front_endpoint: str | None) -> int:
     """Runs the benchmark; returns the exit code.
 
     Args:
@@ -24,5 +26,8 @@ def run_bench(command: BenchSamplerCommand | BenchDecodeCommand, argv: list[str]
     check_json_file(command.json_file)
     if isinstance(command, BenchDecodeCommand):
         return run_bench_decode(command, argv, front_endpoint)
+    if isinstance(command, BenchInvariantCommand):
+        check_engine(command.engine)
+        return run_to_the_end(command.engine, argv)
     # The first rank prints the table and writes the figures.
     return run_to_the_end(command.ranks, argv)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from msgspec import structs
 from typer import BadParameter
 
 from launch.bench_cases import CASES
 from launch.cli_engine import counts, engine_options
 from launch.cli_groups import EngineGroup, GeneratingGroup, spread
-from launch.options import BenchDecodeCommand, BenchSamplerCommand, Command, RankOptions
+from launch.options import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, Command, RankOptions
 
 app = typer.Typer(
     help="Measures a part of Lockstep against plain torch and the hardware's floor.", no_args_is_help=True
@@ -93,6 +94,30 @@ def decode(
         repeats=repeats,
         constrained=constrained,
         peer=peer,
+        json_file=json_file,
+    )
+
+
+@app.command()
+@spread
+def invariant(
+    *,
+    batches: Annotated[str, typer.Option(help="Comma-separated: sequences that decode together.")] = "1,8,32",
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence before the step.")] = 64,
+    prefill_tokens: Annotated[int, typer.Option(min=0, help="Prompt of the case that measures prefill.")] = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Steps of each mode, in turn.")] = 15,
+    json_file: JsonFile = None,
+    engine: EngineGroup,
+) -> Command:
+    """Times steps of the model in invariant mode against the default mode."""
+    if engine.pp > 1:
+        raise BadParameter(f"--pp is {engine.pp}: one stage is measured, stages change nothing in either mode")
+    return BenchInvariantCommand(
+        engine=structs.replace(engine_options(engine, GeneratingGroup()), invariant=True),
+        batches=_batches(batches),
+        context=context,
+        prefill_tokens=prefill_tokens,
+        repeats=repeats,
         json_file=json_file,
     )
 

@@ -18,6 +18,7 @@ from launch.front_exit import exit_code_of
 from launch.generate import run_generate
 from launch.options import (
     BenchDecodeCommand,
+    BenchInvariantCommand,
     BenchSamplerCommand,
     CheckGrammarCommand,
     DoctorCommand,
@@ -56,7 +57,7 @@ def _run(argv: list[str]) -> int:
             code = run_sample(command, argv)
         case DoctorCommand():
             code = run_doctor(command)
-        case BenchSamplerCommand() | BenchDecodeCommand():
+        case BenchSamplerCommand() | BenchDecodeCommand() | BenchInvariantCommand():
             code = run_bench(command, argv, os.environ.get(FRONT_ENDPOINT))
         case TraceSummaryCommand():
             code = print_summary(command)

@@ -307,6 +307,26 @@ class BenchDecodeCommand(msgspec.Struct, frozen=True, kw_only=True):
     json_file: Path | None
 
 
+class BenchInvariantCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep bench invariant``.
+
+    Args:
+        engine: The engine: one stage, in invariant mode.
+        batches: Sequences that decode together, one case each.
+        context: Tokens of each sequence before the step.
+        prefill_tokens: Prompt of the case that measures prefill; 0 = no such case.
+        repeats: Steps of each mode, in turn.
+        json_file: Where to write every figure; None = nowhere.
+    """
+
+    engine: EngineOptions
+    batches: tuple[int, ...]
+    context: int
+    prefill_tokens: int
+    repeats: int
+    json_file: Path | None
+
+
 Command = (
     GenerateCommand
     | ServeCommand
@@ -316,5 +336,6 @@ Command = (
     | CheckGrammarCommand
     | BenchSamplerCommand
     | BenchDecodeCommand
+    | BenchInvariantCommand
     | TraceSummaryCommand
 )

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from grammar_sync.vocabulary import VocabularyError
+from launch.bench_invariant import BenchInvariantRank
 from launch.bench_sampler import BenchSamplerRank
 from launch.cli import UsageError, parse_command
 from launch.default_model import DefaultModelError
@@ -15,6 +16,7 @@ from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
 from launch.options import (
     BenchDecodeCommand,
+    BenchInvariantCommand,
     BenchSamplerCommand,
     GenerateCommand,
     RankCommand,
@@ -34,6 +36,7 @@ from runtime.trace_part import TraceFileError
 from sampler.processors import ProcessorLoadError
 from tp.group import CollectiveError
 
+AnyRank = Rank | SampleRank | BenchSamplerRank | BenchInvariantRank
 _CONSEQUENCES = (CollectiveError, LinkError, StartError)
 
 
@@ -51,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         return ExitCode.USAGE
     name_process(f"lockstep r{environment.rank}")
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
-    rank: Rank | SampleRank | BenchSamplerRank
+    rank: AnyRank
     match command:
         case GenerateCommand() | ServeCommand() | RankCommand() | BenchDecodeCommand():
             rank = Rank(command.engine, environment, arguments)
@@ -59,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
             rank = SampleRank(command, environment)
         case BenchSamplerCommand():
             rank = BenchSamplerRank(command, environment)
+        case BenchInvariantCommand():
+            rank = BenchInvariantRank(command, environment)
         case _:
             print("lockstep: only 'generate', 'serve', 'sample' and 'bench' run under torchrun", file=sys.stderr)
             return ExitCode.USAGE
@@ -73,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     os._exit(code)
 
 
-def _report(rank: Rank | SampleRank | BenchSamplerRank, environment: RankEnvironment, error: Exception) -> ExitCode:
+def _report(rank: AnyRank, environment: RankEnvironment, error: Exception) -> ExitCode:
     code = _exit_code(rank, error)
     report = RankReport(
         rank=environment.rank,
@@ -95,7 +100,7 @@ def _report(rank: Rank | SampleRank | BenchSamplerRank, environment: RankEnviron
     return code
 
 
-def _exit_code(rank: Rank | SampleRank | BenchSamplerRank, error: Exception) -> ExitCode:
+def _exit_code(rank: AnyRank, error: Exception) -> ExitCode:
     if isinstance(
         error, (CheckpointError, TokenizerError, VocabularyError, UsageError, TraceFileError, ProcessorLoadError)
     ):

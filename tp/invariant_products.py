@@ -24,20 +24,18 @@ _TRIAL_PAIRS = 21
 
 
 class TileShapes(NamedTuple):
-    """The heights that row tiles may have, ascending; the first is that of the definition."""
+    """The heights of row tiles, ascending: ``base`` by definition, the others where a trial allows them."""
 
-    columns: tuple[int, ...]
-    rows: tuple[int, ...]
-    batched: tuple[int, ...]
-
-    @property
-    def base(self) -> int:
-        """The height of the definition."""
-        return self.columns[0]
+    base: int
+    columns: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    batched: tuple[int, ...] = ()
 
 
-CPU_TILES = TileShapes((8, 16, 24, 32, 48, 64, 128, 256), (8, 16, 24, 32, 48, 64), (8, 16, 32, 64, 128))
-DEVICE_TILES = TileShapes((64,), (64,), (64,))
+CPU_TILES = TileShapes(
+    8, (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256), (2, 4, 8, 16, 24, 32, 48, 64), (4, 8, 16, 32, 64, 128)
+)
+DEVICE_TILES = TileShapes(64)
 
 
 class Subtrees(Protocol):
@@ -50,11 +48,14 @@ class Subtrees(Protocol):
 class InvariantProduct:
     """``y = x Wᵀ + b`` in float32, rounded to the dtype of ``x`` once.
 
+    Attributes:
+        heights: That tiles may have, ascending.
+
     Args:
         kernels: [height, in] to [height, some of out], float32; their results side by side are the product.
         out_features: Of all together.
         bias: [out] float32, or None.
-        heights: That tiles may have.
+        heights: That tiles may have, ascending.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class InvariantProduct:
         self._kernels = kernels
         self._out_features = out_features
         self._bias = bias
-        self._heights = heights
+        self.heights = heights
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns a fresh contiguous [T, out]."""
         shape = (x.shape[0], self._out_features)
-        y = in_tiles(self._tile, x.float(), self._heights, shape)
+        y = in_tiles(self._tile, x.float(), self.heights, shape)
         if self._bias is not None:
             y = y + self._bias
         return y.to(x.dtype).contiguous()
@@ -142,12 +143,13 @@ class InvariantProductFactory:
     def __init__(self, device: torch.device, *, onednn: bool) -> None:
         self._on_cpu = device.type == "cpu"
         self._onednn = onednn and self._on_cpu
-        self._tried: dict[tuple[object, ...], bool] = {}
+        self._tiles = CPU_TILES if self._on_cpu else DEVICE_TILES
+        self._tried: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     @property
     def all_merged(self) -> bool:
-        """Whether every shape so far passed its trial."""
-        return all(self._tried.values())
+        """Whether every shape so far passed its trial in the height of the definition."""
+        return self._on_cpu and all(self._tiles.base in heights for heights in self._tried.values())
 
     def make(
         self, weight: torch.Tensor, bias: torch.Tensor | None, unit: int, *, parts: int = 1, shared: bool = False
@@ -165,12 +167,11 @@ class InvariantProductFactory:
         wide = weight.float()
         merged = self._kernel(wide, shared=shared and wide is weight)
         shape = ("columns", *wide.shape, unit, shared)
-        if self._on_cpu and self._passes(shape, lambda: self._try_columns(wide, merged, unit)):
-            return InvariantProduct([merged], wide.shape[0], bias, CPU_TILES.columns)
-        tiles = CPU_TILES if self._on_cpu else DEVICE_TILES
+        if heights := self._passed(shape, lambda: self._try_columns(wide, merged, unit)):
+            return InvariantProduct([merged], wide.shape[0], bias, heights)
         by_unit = [one for part in wide.chunk(parts) for one in torch.split(part, unit)]
         kernels = [self._kernel(one.contiguous(), shared=False) for one in by_unit]
-        return InvariantProduct(kernels, wide.shape[0], bias, (tiles.base,))
+        return InvariantProduct(kernels, wide.shape[0], bias, (self._tiles.base,))
 
     def make_units(self, weight: torch.Tensor, unit: int, tree: ReductionTree) -> InvariantUnits:
         """Returns the products with the rows of this rank's units.
@@ -184,10 +185,9 @@ class InvariantProductFactory:
         wide = functional.pad(weight.float(), (0, missing)) if missing else weight.float()
         weights = wide.t().reshape(len(tree.run), unit, wide.shape[0]).contiguous()
         shape = ("rows", *weights.shape)
-        if self._on_cpu and self._passes(shape, lambda: _try_rows(weights)):
-            return InvariantUnits(weights, tree, CPU_TILES.rows, together=True)
-        tiles = CPU_TILES if self._on_cpu else DEVICE_TILES
-        return InvariantUnits(weights, tree, (tiles.base,), together=False)
+        if heights := self._passed(shape, lambda: _try_rows(weights)):
+            return InvariantUnits(weights, tree, heights, together=True)
+        return InvariantUnits(weights, tree, (self._tiles.base,), together=False)
 
     def batched(self, head_dim: int, block: int) -> BatchedProduct:
         """Returns the products of queries with blocks of keys, and of weights with blocks of values.
@@ -196,14 +196,14 @@ class InvariantProductFactory:
             head_dim: Elements of a head.
             block: Keys of a block.
         """
-        if not self._on_cpu:
-            return BatchedProduct((DEVICE_TILES.base,), together=False)
-        together = self._passes(("batched", head_dim, block), lambda: _try_batches(head_dim, block))
-        return BatchedProduct(CPU_TILES.batched if together else (CPU_TILES.base,), together=together)
+        heights = self._passed(("batched", head_dim, block), lambda: _try_batches(head_dim, block))
+        return BatchedProduct(heights or (self._tiles.base,), together=bool(heights))
 
-    def _passes(self, shape: tuple[object, ...], trial: Callable[[], bool]) -> bool:
+    def _passed(self, shape: tuple[object, ...], trial: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        """Returns the heights in which a shape may run merged; none where not even the definition's is."""
         if shape not in self._tried:
-            self._tried[shape] = trial()
+            heights = trial() if self._on_cpu else ()
+            self._tried[shape] = heights if self._tiles.base in heights else ()
         return self._tried[shape]
 
     def _kernel(self, weight: torch.Tensor, *, shared: bool) -> Kernel:
@@ -217,8 +217,8 @@ class InvariantProductFactory:
         held = weight if shared else torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001 - no public name
         return lambda rows: _onednn(rows, held)
 
-    def _try_columns(self, weight: torch.Tensor, merged: Kernel, unit: int) -> bool:
-        """Returns whether ``merged`` gives the bits of the definition, for the first and last unit in every height."""
+    def _try_columns(self, weight: torch.Tensor, merged: Kernel, unit: int) -> tuple[int, ...]:
+        """Returns the heights in which ``merged`` gives the bits of the definition, for the first and the last unit."""
         rows = _random_rows(CPU_TILES.columns[-1] + CPU_TILES.base, weight.shape[1])
         starts = sorted({0, (weight.shape[0] - 1) // unit * unit})
         expected = {}
@@ -227,18 +227,25 @@ class InvariantProductFactory:
                 kernel = self._kernel(weight[start : start + unit].contiguous(), shared=False)
                 expected[start] = _by_definition(kernel, rows, CPU_TILES.base)
                 if not _places_are_equal(kernel, rows, CPU_TILES.base):
-                    return False
-        for height in CPU_TILES.columns:
-            for first in (0, 3):
-                found = merged(rows[first : first + height])
-                for start, whole in expected.items():
-                    if not _same_bits(found[:, start : start + unit], whole[first : first + height]):
-                        return False
-        return True
+                    return ()
+
+        def passes(height: int, first: int) -> bool:
+            found = merged(rows[first : first + height])
+            return all(
+                _same_bits(found[:, start : start + unit], whole[first : first + height])
+                for start, whole in expected.items()
+            )
+
+        return _all_pass(CPU_TILES.columns, passes)
 
 
-def _try_rows(weights: torch.Tensor) -> bool:
-    """Returns whether a batch of all units gives the bits of each alone, for the first and last in every height."""
+def _all_pass(heights: tuple[int, ...], passes: Callable[[int, int], bool]) -> tuple[int, ...]:
+    """Returns the heights that pass from either of two rows on."""
+    return tuple(height for height in heights if passes(height, 0) and passes(height, 3))
+
+
+def _try_rows(weights: torch.Tensor) -> tuple[int, ...]:
+    """Returns the heights in which a batch of all units gives the bits of each alone, for the first and the last."""
     units, length, _ = weights.shape
     rows = _random_rows(CPU_TILES.rows[-1] + CPU_TILES.base, units * length)
     by_unit = rows.view(-1, units, length).transpose(0, 1)
@@ -252,38 +259,46 @@ def _try_rows(weights: torch.Tensor) -> bool:
 
             expected[one] = _by_definition(kernel, by_unit[one].contiguous(), CPU_TILES.base)
             if not _places_are_equal(kernel, by_unit[one].contiguous(), CPU_TILES.base):
-                return False
-    for height in CPU_TILES.rows:
-        for first in (0, 3):
-            found = torch.bmm(by_unit[:, first : first + height], weights)
-            if not all(_same_bits(found[one], whole[first : first + height]) for one, whole in expected.items()):
-                return False
-    return True
+                return ()
+
+    def passes(height: int, first: int) -> bool:
+        found = torch.bmm(by_unit[:, first : first + height], weights)
+        return all(_same_bits(found[one], whole[first : first + height]) for one, whole in expected.items())
+
+    return _all_pass(CPU_TILES.rows, passes)
 
 
-def _try_batches(head_dim: int, block: int) -> bool:
-    """Returns whether a batch of pairs gives the bits of each pair's base tile alone, in every height."""
+def _try_batches(head_dim: int, block: int) -> tuple[int, ...]:
+    """Returns the heights in which a batch of pairs gives the bits of each pair's base tile alone."""
     generator = torch.Generator().manual_seed(_TRIAL_SEED)
     rows = CPU_TILES.batched[-1] + CPU_TILES.base
     keys = torch.randn(_TRIAL_PAIRS, block, head_dim, generator=generator)
+    heights = CPU_TILES.batched
     for right in (keys.transpose(1, 2), keys):
         left = torch.randn(_TRIAL_PAIRS, rows, right.shape[1], generator=generator)
         for one in (0, _TRIAL_PAIRS - 1):
-            weight = right[one : one + 1]
+            allowed = _try_pair(left, right, one)
+            heights = tuple(height for height in heights if height in allowed)
+    return heights
 
-            def kernel(tile: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
-                return torch.bmm(tile.unsqueeze(0), weight).squeeze(0)
 
-            with _one_thread():
-                whole = _by_definition(kernel, left[one], CPU_TILES.base)
-                if not _places_are_equal(kernel, left[one], CPU_TILES.base):
-                    return False
-            for height in CPU_TILES.batched:
-                for first, last in ((0, _TRIAL_PAIRS), (one, one + 1)):
-                    found = torch.bmm(left[first:last, 3 : 3 + height].contiguous(), right[first:last])
-                    if not _same_bits(found[one - first], whole[3 : 3 + height]):
-                        return False
-    return True
+def _try_pair(left: torch.Tensor, right: torch.Tensor, one: int) -> tuple[int, ...]:
+    """Returns the heights in which one pair of a batch has the bits of its base tile, in the batch and alone."""
+
+    def kernel(tile: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(tile.unsqueeze(0), right[one : one + 1]).squeeze(0)
+
+    with _one_thread():
+        whole = _by_definition(kernel, left[one], CPU_TILES.base)
+        if not _places_are_equal(kernel, left[one], CPU_TILES.base):
+            return ()
+
+    def passes(height: int, first: int) -> bool:
+        tiles = left[:, first : first + height].contiguous()
+        expected = whole[first : first + height]
+        return _same_bits(torch.bmm(tiles, right)[one], expected) and _same_bits(kernel(tiles[one]), expected)
+
+    return _all_pass(CPU_TILES.batched, passes)
 
 
 def _random_rows(rows: int, features: int) -> torch.Tensor:

@@ -32,3 +32,16 @@ def test_cuda_equals_cpu(tmp_path: Path, tp: int, pp: int) -> None:
     )
     assert on_cuda[0].outputs == on_cpu[0].outputs
     assert all(record.plans == on_cuda[0].plans for record in on_cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (3, 1)])
+def test_invariant_mode_has_the_same_bits_at_every_size(tmp_path: Path, tp: int, pp: int) -> None:
+    if tp * pp > DEVICES:
+        pytest.skip(f"needs {tp * pp} CUDA devices, there are {DEVICES}")
+    model = write_tiny_checkpoint(tmp_path / "tiny", "llama")
+    alone = [Case(model, (job,), device="cuda", invariant=True) for job in JOBS]
+    expected = [run_ranks(run_engine, 1, case, backend="cpu:gloo,cuda:nccl")[0].outputs[0][0] for case in alone]
+    together = Case(model, JOBS, tp=tp, pp=pp, device="cuda", invariant=True, max_batch_tokens=5)
+    (outputs,) = run_ranks(run_engine, tp * pp, together, backend="cpu:gloo,cuda:nccl")[0].outputs
+    assert list(outputs) == expected

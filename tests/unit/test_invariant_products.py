@@ -9,7 +9,7 @@ import torch
 
 from tp import invariant_products
 from tp.group import TensorParallelGroup
-from tp.invariant_products import BatchedProduct, InvariantProductFactory, TileShapes
+from tp.invariant_products import CPU_TILES, BatchedProduct, InvariantProductFactory
 from tp.linear import UnitParallelLinear, invariant_gated
 from tp.product_measure import onednn_supports
 from tp.reduction_tree import ReductionTree
@@ -83,8 +83,9 @@ def test_a_kernel_whose_bits_depend_on_the_height_fails_its_trial(monkeypatch: p
 
     monkeypatch.setattr(torch.nn.functional, "linear", fickle)
     products = factory(onednn=False)
-    products.make(randn(64, 300), None, 16)
-    assert not products.all_merged
+    product = products.make(randn(64, 300), None, 16)
+    assert 8 in product.heights
+    assert max(product.heights) < 16
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,7 +111,7 @@ def test_batches_of_tiles_are_products() -> None:
     left, right = randn(5, 8, 16), randn(5, 16, 64, seed=1)
     for together in (True, False):
         torch.testing.assert_close(BatchedProduct((8,), together=together)(left, right), left @ right)
-    assert factory().batched(16, 64).heights[0] == TileShapes((8,), (8,), (8,)).base
+    assert CPU_TILES.base in factory().batched(16, 64).heights
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
