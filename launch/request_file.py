@@ -24,7 +24,7 @@ class InputRequest:
     """One request of the input.
 
     Args:
-        user_id: The line's ``id``, else ``line-N``.
+        user_id: The line's ``id``, whatever it is; ``line-N`` where there is none.
         body: What the leader is sent, a JSON object; None when the line is no request.
         error: What is wrong with the line, if something is.
     """
@@ -39,7 +39,7 @@ class InputLine:
     """One line of a JSONL file.
 
     Args:
-        user_id: The line's ``id``, else ``line-N``.
+        user_id: The line's ``id``, whatever it is; ``line-N`` where there is none.
         fields: What it holds; None when it is no JSON object.
         error: What is wrong with the line, if something is.
     """
@@ -101,8 +101,8 @@ def _parse_line(line: bytes, number: int) -> InputLine:
     if not isinstance(value, dict):
         message = f"line {number} is no JSON object: {line.decode('utf-8-sig').strip()[:40]}"
         return InputLine(user_id, None, ErrorInfo("invalid_request", message))
-    given_id = value.get("id")
-    if given_id is not None:
+    if "id" in value:
+        given_id = value["id"]
         try:
             # Neither NaN, nor a lone surrogate, nor an integer beyond 64 bits can be written back.
             json.dumps(given_id, allow_nan=False)
@@ -137,7 +137,8 @@ def _request(line: InputLine, number: int, defaults: dict[str, Any]) -> InputReq
 def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Returns ``fields`` with defaults where it does not say.
 
-    A grammar of its own replaces the default one, and a request that will not think has none of the others' wishes.
+    A grammar of its own replaces the default one, and a request that will not think has none of the others' wishes. A
+    null says nothing, but stays where there is no default: its name may be unknown.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     # json_object: false is no grammar; json_schema: false is one that nothing matches.
@@ -145,4 +146,4 @@ def _with_defaults(fields: dict[str, Any], defaults: dict[str, Any]) -> dict[str
         defaults = {name: value for name, value in defaults.items() if name not in GRAMMAR_FIELDS}
     if given.get("enable_thinking") is False:
         defaults = {name: value for name, value in defaults.items() if name not in THINKING_FIELDS}
-    return defaults | given
+    return fields | defaults | given

@@ -86,7 +86,7 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the output.
 
     Args:
-        id: The line's, else ``line-N``.
+        id: The line's, whatever it is; ``line-N`` where there is none.
         status: ``OK``; ``INVALID`` when no id can be drawn; ``ERROR`` when the line is no sampling step.
         token: What seed, choice and position draw; None when nothing can be drawn.
         support: The ids that may be drawn, ascending; all of them, however many.
@@ -152,7 +152,7 @@ def _params(fields: Mapping[str, Any]) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for short, value in given.items():
         name = SHORT_NAMES.get(str(short), str(short))
-        if value is None:
+        if value is None and (name in STEP_FIELDS or name in SamplingParams.__struct_fields__):
             continue
         if name in params:
             raise SampleLineError(f"{name} has two names here, and is given by both: one of them is needed", name)

@@ -139,7 +139,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         unknown = [name for name in fields if name not in cls.__struct_fields__]
         if unknown:
             near = difflib.get_close_matches(unknown[0][:40], cls.__struct_fields__, n=3)
-            hint = f"; the nearest are {', '.join(near)}" if near else ""
+            hint = f"; the nearest {'are' if len(near) > 1 else 'is'} {', '.join(near)}" if near else ""
             raise SamplingParamsError(unknown[0], f"{unknown[0][:80]} is no sampling parameter{hint}")
         given = {name: value for name, value in fields.items() if value is not None}
         checked: dict[str, object] = {}

@@ -6,8 +6,10 @@ its rows is its own affair; that it ends no other row, and that ranks never diff
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,6 +25,8 @@ from sampler.params import ProcessorCall, SamplingParamsError
 from sampler.slices import SliceShape
 
 ENTRY_POINT_GROUP = "lockstep.logit_processors"
+_LOG = logging.getLogger(__name__)
+_TOLD_CHARACTERS = 200
 
 
 class ProcessorLoadError(ValueError):
@@ -124,10 +128,14 @@ class ProcessorRegistry:
                     "logit_processors", f"{field}.name must be a registered processor ({known}), not {call.name[:80]!r}"
                 )
             try:
-                self._processors[call.name].check(call.args)
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                message = f"{field}.args of {call.name}: {reason}"
+                # What it makes of a copy travels to no rank.
+                self._processors[call.name].check(copy.deepcopy(call.args))
+            except Exception as error:
+                # Foreign code: whatever it raises is its own fault or the arguments', and costs this request alone.
+                is_refusal = isinstance(error, ValueError)
+                if not is_refusal:
+                    _LOG.warning("logit processor %s failed to check its arguments", call.name, exc_info=True)
+                message = f"{field}.args of {call.name}: {_told(error, with_class=not is_refusal)}"
                 raise SamplingParamsError("logit_processors", message) from error
 
 
@@ -158,15 +166,32 @@ def load_processors(specs: Sequence[str] = ()) -> ProcessorRegistry:
 def _load(spec: str) -> LogitProcessor:
     module, _, name = spec.partition(":")
     try:
-        value = getattr(importlib.import_module(module), name)
+        processor = _made(getattr(importlib.import_module(module), name))
     except (ImportError, AttributeError) as error:
-        raise ProcessorLoadError(f"logit processor {spec!r}: {error}") from error
-    processor = value() if isinstance(value, type) else value
-    if not isinstance(processor, LogitProcessor) or not isinstance(processor.needs_row_values, bool):
+        raise ProcessorLoadError(f"logit processor {spec!r}: {_told(error, with_class=False)}") from error
+    except Exception as error:
+        # Foreign code: its module and its constructor may raise anything, and the launch ends with a line about it.
+        raise ProcessorLoadError(f"logit processor {spec!r}: {_told(error)}") from error
+    if processor is None:
         raise ProcessorLoadError(
             f"logit processor {spec!r} is no processor: check(args), process(rows) and needs_row_values are needed"
         )
     return processor
+
+
+def _made(value: object) -> LogitProcessor | None:
+    """Returns the processor that was found in a module, a class called without arguments; None if it is none."""
+    processor = value() if isinstance(value, type) else value
+    if isinstance(processor, LogitProcessor) and isinstance(processor.needs_row_values, bool):
+        return processor if callable(processor.check) and callable(processor.process) else None
+    return None
+
+
+def _told(error: Exception, *, with_class: bool = True) -> str:
+    """Returns an exception of a processor as one short line, even where its own text cannot be had."""
+    text = " ".join(str(traceback.TracebackException.from_exception(error, limit=0)).split())
+    line = f"{type(error).__name__}: {text}".rstrip(": ") if with_class or not text else text
+    return line if len(line) <= _TOLD_CHARACTERS else f"{line[: _TOLD_CHARACTERS - 3]}..."
 
 
 class _Progress(IntEnum):

@@ -137,3 +137,19 @@ class FailsLate:
         for args, output_ids in zip(rows.args, rows.output_ids, strict=True):
             if len(output_ids) >= args["after"]:
                 raise RuntimeError("broken")
+
+
+class breaks_when_made(Unfinished):  # noqa: N801 - registered under this name
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("not today")
+
+
+class _Unreadable(FailsLate):
+    @property
+    def needs_row_values(self) -> bool:  # type: ignore[override]
+        raise RuntimeError("not today")
+
+
+breaks_when_asked = _Unreadable()

@@ -62,8 +62,14 @@ def test_lines_in_order_with_their_own_ids(tmp_path: Path) -> None:
     assert all(request.error is None for request in requests)
 
 
-def test_an_id_of_null_is_no_id(tmp_path: Path) -> None:
-    assert one(tmp_path, {"id": None, "prompt": "a"}).user_id == "line-1"
+def test_an_id_of_null_is_echoed(tmp_path: Path) -> None:
+    assert one(tmp_path, {"id": None, "prompt": "a"}).user_id is None
+    assert one(tmp_path, {"prompt": "a"}).user_id == "line-1"
+
+
+def test_a_null_is_sent_on_where_no_default_takes_its_place(tmp_path: Path) -> None:
+    line = {"prompt": "a", "top_K": None, "seed": None}
+    assert fields_of(one(tmp_path, line, seed=5)) == {"prompt": "a", "top_K": None, "seed": 5}
 
 
 def test_the_same_id_twice_is_two_requests(tmp_path: Path) -> None:
@@ -193,7 +199,7 @@ def test_whatever_json_a_line_holds_it_is_sent_as_it_is(tmp_path_factory: pytest
     assert survives_the_wire(one(folder, value))
     request = one(folder, {"prompt": value})
     assert survives_the_wire(request)
-    assert fields_of(request) == ({} if value is None else {"prompt": value})
+    assert fields_of(request) == {"prompt": value}
 
 
 @pytest.mark.parametrize(

@@ -126,3 +126,12 @@ def test_fields_of_the_step_and_nulls() -> None:
 def test_other_fields_of_a_line_are_named() -> None:
     line = {"id": 1, "logits": [1, 2], "parms": {}, "expect": {}, "note": "x", "params": {"n": 2, "max_tokens": None}}
     assert parse_step(line).ignored == ["parms", "note", "n"]
+
+
+@pytest.mark.parametrize("name", ["foo", "top_K"])
+def test_an_unknown_parameter_is_refused_though_it_is_null(name: str) -> None:
+    with pytest.raises(SampleLineError, match=f"^{name} is no sampling parameter") as caught:
+        parse_step({"logits": [0.5], "params": {name: None}})
+    assert caught.value.info.param == name
+    known = dict.fromkeys((*VALUES, *STEP_FIELDS, *SHORT_NAMES, *REFUSED))
+    assert parse_step({"logits": [0.5], "params": known}).ignored == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import example_processors
@@ -268,3 +269,53 @@ def test_what_cannot_be_loaded_is_named(specs: list[str], message: str) -> None:
     with pytest.raises(ProcessorLoadError, match=message) as error:
         load_processors(specs)
     assert specs[0] in str(error.value)
+
+
+class Untold(Exception):
+    """Has no text to be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Refusing:
+    """Raises what it is given when its arguments are checked, after it spoiled them."""
+
+    needs_row_values = False
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def check(self, args: Mapping[str, Any]) -> None:
+        args["list"].append(object())
+        raise self._error
+
+    def process(self, rows: Any) -> None:
+        """Does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("out of luck"), "RuntimeError: out of luck"),
+        (AssertionError(), "AssertionError"),
+        (OSError(2, "No such file"), r"OSError: \[Errno 2\] No such file|FileNotFoundError: .*No such file"),
+        (RecursionError("deep\nline"), "RecursionError: deep line"),
+        (ValueError("window is 0"), "window is 0"),
+        (ValueError(), "ValueError"),
+        (ValueError("x" * 900), r"x+\.\.\."),
+        (Untold(), "Untold: .*failed>"),
+    ],
+)
+def test_whatever_a_check_raises_refuses_the_request_alone(error: Exception, told: str) -> None:
+    args = {"list": [1]}
+    with pytest.raises(SamplingParamsError, match=rf"^logit_processors\[0\].args of odd: ({told})$") as caught:
+        ProcessorRegistry({"odd": Refusing(error)}).check((ProcessorCall(name="odd", args=args),))
+    assert caught.value.param == "logit_processors"
+    assert args == {"list": [1]}
+
+
+@pytest.mark.parametrize("name", ["breaks_when_made", "breaks_when_asked"])
+def test_a_processor_that_breaks_while_it_is_loaded_is_named(name: str) -> None:
+    with pytest.raises(ProcessorLoadError, match=f"'example_processors:{name}': RuntimeError: not today"):
+        load_processors([f"example_processors:{name}"])
