@@ -39,8 +39,8 @@ class Taker:
         return all(matcher.accept(token_id) for token_id in ids)
 
     def takes_value(self, value: Any) -> bool:
-        """Returns whether the grammar takes a value as json.dumps writes it."""
-        return self.takes(json.dumps(value))
+        """Returns whether the grammar takes a value as json.dumps writes it with its characters as they are."""
+        return self.takes(json.dumps(value, ensure_ascii=False))
 
 
 def taker(policy: Policy = "llguidance", **fields: Any) -> Taker:

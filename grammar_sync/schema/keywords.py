@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from grammar_sync.schema.arrays import MAX_COUNTED_STATES, MAX_DIFFERENT_ITEMS
-from grammar_sync.schema.numbers import MAX_DIVISOR, SURE_DIVISOR
+from grammar_sync.schema.numbers import MAX_DIVISOR, SURE_DIGITS, SURE_DIVISOR
 from grammar_sync.schema.objects import MAX_OVERLAPPING_PATTERNS
 
 
@@ -25,19 +25,23 @@ class Enforcement(NamedTuple):
     negated: str = "yes"
 
 
+_NUMBERS: Final = (
+    f"numbers with a bound are written without an exponent, and those with a point with at most {SURE_DIGITS} digits"
+)
+
 KEYWORDS: Final[Mapping[str, Enforcement]] = {
     "type": Enforcement("exact", "an integer is written without a point: 1, not 1.0"),
     "enum": Enforcement("exact", "values that the rest of the schema refuses are left out", "scalars, [] and {}"),
     "const": Enforcement("exact", "", "scalars, [] and {}"),
-    "minimum": Enforcement("exact", "numbers with a bound are written without an exponent"),
+    "minimum": Enforcement("exact", _NUMBERS),
     "exclusiveMinimum": Enforcement("exact", "draft 4's form too"),
-    "maximum": Enforcement("exact", "numbers with a bound are written without an exponent"),
+    "maximum": Enforcement("exact", _NUMBERS),
     "exclusiveMaximum": Enforcement("exact", "draft 4's form too"),
     "multipleOf": Enforcement(
         "conditions",
         f"of integers: up to {SURE_DIVISOR}, and to {MAX_DIVISOR} within bounds of a few digits or where the last "
-        "digits decide (256, 500, 512, 1000); of numbers with a point: 1/2, 1/4, 1/8, since others are not exact in "
-        "binary floating point",
+        f"digits decide (256, 500, 512, 1000); of numbers with a point: halves to sixteenths, up to {SURE_DIVISOR} "
+        "(0.25, 0.75, 2.5); tenths and others are not exact in binary floating point",
         "integers",
     ),
     "minLength": Enforcement("exact", "counts characters"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
 from grammar_sync.schema.document import Schema, pointer
@@ -45,7 +44,7 @@ from grammar_sync.schema.positive import (
 )
 from grammar_sync.schema.site import Site, inner, inner_checks
 from grammar_sync.schema.state import JSON_TYPES, Contains, ItemSet, PropertySet, TextConstraint
-from grammar_sync.schema.values import count, listing, names, text
+from grammar_sync.schema.values import as_fraction, count, listing, names, text
 
 Alternatives: TypeAlias = list[Goals]
 Negative: TypeAlias = Callable[[Site], Alternatives]
@@ -83,7 +82,7 @@ def _other_than(schema: Schema, keyword: str, value: Any) -> Update:
     if isinstance(value, bool):
         return Update(lambda state: replace(state, booleans=state.booleans - {value}))
     if isinstance(value, int | float):
-        excluded = Fraction(str(value)) if isinstance(value, float) else Fraction(value)
+        excluded = as_fraction(value)
         return numbers(lambda old: replace(old, excluded=old.excluded | {excluded}))
     if isinstance(value, str):
         return strings(lambda old: replace(old, excluded=old.excluded | {value}))

@@ -2,10 +2,16 @@
 
 Integers are written without a point. Numbers with a bound, a divisor or an excluded value are written without an
 exponent; others may have one, of at most two digits.
+
+Readers of JSON round to doubles, and a number that is decided by its text must still be valid then. Two decimals of at
+most 15 digits that differ are different doubles, and the doubles keep their order. So numbers with a point that are
+constrained in any way have at most 15 digits, zeros in front not counted. Integers are taken as exact, as most readers
+take them, but keep their distance from an open bound that doubles cannot tell them from.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
@@ -27,6 +33,13 @@ _MAX_STATES: Final = 150
 MAX_DIGITS: Final = 40
 """The greatest number of digits of a bound."""
 
+SURE_DIGITS: Final = 15
+"""The greatest number of digits with which decimals that differ are different doubles."""
+
+MAX_BINARY_DIGITS: Final = 4
+"""The greatest power of 2 that may divide a divisor of numbers with a point."""
+
+_EXACT_INTEGERS: Final = 2**53
 _INTEGER: Final = "-?(?:0|[1-9][0-9]*)"
 _EXPONENT: Final = r"(?:[eE][+\-]?[0-9]{1,2})?"
 _FRACTION: Final = r"\.[0-9]+"
@@ -47,6 +60,10 @@ def number_language(numbers: Numbers) -> Language | None:
             raise RegularError(f"a bound on a number has more than {MAX_DIGITS} digits")
     parts = [_integers(numbers), _fractions(numbers)]
     found = [part for part in parts if part is not None and not part.is_empty()]
+    if not found and numbers.integral is not True:
+        exact = _fractions(numbers, few_digits=False)
+        if exact is not None and not exact.is_empty():
+            raise RegularError(f"no number of at most {SURE_DIGITS} digits lies within the bounds")
     return found[0].union(*found[1:]) if found else None
 
 
@@ -54,16 +71,20 @@ def _integers(numbers: Numbers) -> Language | None:
     if numbers.integral is False:
         return None
     divisors = {part.numerator for part in numbers.multiples if part.denominator != 1 or part.numerator != 1}
-    texts = list(_integer_range(*integer_range(numbers.low, numbers.high)))
+    texts = list(
+        _integer_range(*integer_range(_told_apart(numbers.low, math.inf), _told_apart(numbers.high, -math.inf)))
+    )
     if not texts:
         return None
     language = whole_regex("|".join(texts))
+    if any(part.denominator != 1 and part.numerator != 1 for part in numbers.multiples):
+        language = language.intersect(whole_regex(f"-?[0-9]{{1,{SURE_DIGITS}}}"))
     # An integer is a multiple of p/q, in lowest terms, when p divides it.
     languages = [_multiples(divisor) for divisor in sorted(divisors) if divisor != 1]
     language = language.intersect(*languages)
     for part in numbers.not_multiples:
         language = language.minus(whole_regex(_INTEGER) if part.numerator == 1 else _multiples(part.numerator))
-    spelled = [_spellings(value) for value in sorted(numbers.excluded) if value.denominator == 1]
+    spelled = [_whole_spellings(value) for value in sorted(numbers.excluded) if value.denominator == 1]
     language = language.minus(*spelled)
     dividing = [
         part.numerator for part in (*numbers.multiples, *numbers.not_multiples) if part.numerator > SURE_DIVISOR
@@ -77,7 +98,22 @@ def _integers(numbers: Numbers) -> Language | None:
     return language
 
 
-def _fractions(numbers: Numbers) -> Language | None:
+def _told_apart(bound: Bound | None, direction: float) -> Bound | None:
+    """Returns a bound whose integers are no less valid as doubles: an open one is moved where these are sparse."""
+    if bound is None or not bound.is_open or abs(bound.value) < _EXACT_INTEGERS:
+        return bound
+    return Bound(Fraction(math.nextafter(float(bound.value), direction)))
+
+
+def _whole_spellings(value: Fraction) -> Language:
+    """Returns the texts of the integers that are read as a whole number where doubles are all that a reader has."""
+    if abs(value) < _EXACT_INTEGERS or abs(value) >= 10**MAX_DIGITS:
+        return _spellings(value)
+    below, above = (int(math.nextafter(float(value), end)) for end in (-math.inf, math.inf))
+    return whole_regex("|".join(_integer_range(below + 1, above - 1)))
+
+
+def _fractions(numbers: Numbers, *, few_digits: bool = True) -> Language | None:
     if numbers.integral is True or any(part.denominator == 1 for part in numbers.multiples):
         return None
     if any(part.denominator != 1 for part in numbers.not_multiples):
@@ -88,11 +124,28 @@ def _fractions(numbers: Numbers) -> Language | None:
         language = texts[0].union(*texts[1:])
     if language is None:
         return None
+    if few_digits:
+        # The bounds themselves are doubles, however many digits they have.
+        ends = [_spellings(end.value) for end in (numbers.low, numbers.high) if end is not None and not end.is_open]
+        language = language.intersect(_few_digits(numbers.low, numbers.high).union(*ends))
     if numbers.integral is False or numbers.not_multiples:
         # A whole number, however it is spelled, is no multiple either where 1 is none: leave all of them out.
         language = language.intersect(whole_regex(r"-?[0-9]+\.[0-9]*[1-9][0-9]*"))
     language = language.intersect(*(_binary_multiples(part) for part in sorted(set(numbers.multiples))))
     return language.minus(*(_spellings(value) for value in sorted(numbers.excluded)))
+
+
+def _few_digits(low: Bound | None, high: Bound | None) -> Language:
+    """Returns numbers with a point of few enough digits: those that suit the range."""
+    if low is None or high is None:
+        wholes = {"0": SURE_DIGITS, "[1-9][0-9]{0,4}": 10, "[1-9][0-9]{5,9}": 5, "[1-9][0-9]{10,13}": 1}
+        return whole_regex("-?(?:" + "|".join(rf"{text}\.[0-9]{{1,{most}}}" for text, most in wholes.items()) + ")")
+    whole, _, decimals = _decimal(max(abs(low.value), abs(high.value))).partition(".")
+    if whole == "0":
+        zeros = len(decimals) - len(decimals.lstrip("0"))
+        return whole_regex(rf"-?0\.[0-9]{{1,{zeros + SURE_DIGITS}}}")
+    most = max(SURE_DIGITS - len(whole), 1)
+    return whole_regex(rf"-?[0-9]{{1,{SURE_DIGITS - most}}}\.[0-9]{{1,{most}}}")
 
 
 def _spellings(value: Fraction) -> Language:
@@ -245,35 +298,53 @@ def _multiples(divisor: int) -> Language:
     """
     if divisor > MAX_DIVISOR:
         raise RegularError(f"integers are divided by {divisor}, at most {MAX_DIVISOR} is possible")
-    alphabet = make_alphabet([characters(digit) for digit in "0123456789-"])
+    return _leaving(divisor, 0, decimals="")
+
+
+@lru_cache(maxsize=128)
+def _leaving(divisor: int, remainder: int, *, decimals: str) -> Language:
+    """Returns the numbers whose digits before the point leave a remainder, with ``decimals``: a pattern, or nothing."""
+    alphabet = make_alphabet([characters(digit) for digit in "0123456789-."])
     digit_of = {alphabet.class_of(ord(digit)): int(digit) for digit in "0123456789"}
-    minus = alphabet.class_of(ord("-"))
-    # The states: the start, after the sign, a dead end, then one for each remainder.
-    start, signed, dead, remainder = 0, 1, 2, 3
-    classes = range(len(alphabet.classes))
+    minus, point = alphabet.class_of(ord("-")), alphabet.class_of(ord("."))
+    # The states: the start, after the sign, a dead end, after the point, then one for each remainder.
+    start, signed, dead, after, first = 0, 1, 2, 3, 4
+    accepted = first + remainder
 
-    def row(state: int) -> tuple[int, ...]:
-        value = max(state - remainder, 0)
-        moves = []
-        for index in classes:
-            if index in digit_of and state != dead:
-                moves.append(remainder + (10 * value + digit_of[index]) % divisor)
-            else:
-                moves.append(signed if index == minus and state == start else dead)
-        return tuple(moves)
+    def target(state: int, index: int) -> int:
+        if index in digit_of and state != dead:
+            return after if state == after else first + (10 * max(state - first, 0) + digit_of[index]) % divisor
+        if index == point and state == accepted and decimals:
+            return after
+        return signed if index == minus and state == start else dead
 
-    moves = tuple(row(state) for state in range(remainder + divisor))
-    return Language(Dfa(alphabet, moves, tuple(state == remainder for state in range(remainder + divisor))))
+    moves = tuple(
+        tuple(target(state, index) for index in range(len(alphabet.classes))) for state in range(first + divisor)
+    )
+    found = Language(
+        Dfa(alphabet, moves, tuple(state == (after if decimals else accepted) for state in range(len(moves))))
+    )
+    return found.intersect(whole_regex(rf"-?[0-9]+\.{decimals}")) if decimals else found
 
 
 def _binary_multiples(part: Fraction) -> Language:
-    """Returns the numbers with a point that are multiples of a half, a quarter or an eighth.
+    """Returns the numbers with a point that are multiples of a fraction with a power of 2 below its line.
 
     Raises:
-        RegularError: Of another fraction: in binary floating point, as validators calculate, these are not exact.
+        RegularError: Of another fraction: in binary floating point, as validators calculate, these are not exact. Or of
+            one whose automaton would be too large.
     """
-    if part.numerator != 1 or part.denominator not in (2, 4, 8):
+    divisor, parts = part.numerator, part.denominator
+    if parts & (parts - 1):
         raise RegularError(f"multiples of {float(part):g} are not exact in binary floating point")
-    steps = (_decimal(part * step).partition(".")[2].rstrip("0") for step in range(part.denominator))
-    endings = "|".join(f"{text}0*" if text else "0+" for text in steps)
-    return whole_regex(rf"-?[0-9]+\.(?:{endings})")
+    if parts > 2**MAX_BINARY_DIGITS or divisor > SURE_DIVISOR:
+        raise RegularError(
+            f"multiples of {float(part):g} take too large an automaton: sixteenths work, of at most {SURE_DIVISOR}"
+        )
+    # Of a/parts, the whole part leaves the remainder that makes it up to a multiple of the divisor.
+    found = []
+    for step in range(parts):
+        digits = _decimal(Fraction(step, parts)).partition(".")[2]
+        remainder = -step * pow(parts, -1, divisor) % divisor
+        found.append(_leaving(divisor, remainder, decimals=f"{digits}0{'*' if digits else '+'}"))
+    return found[0].union(*found[1:])

@@ -31,7 +31,7 @@ def count(schema: Schema, keyword: str) -> int:
 
 
 def number(schema: Schema, keyword: str) -> Fraction:
-    """Returns a keyword's value as a number, exactly as its shortest decimal text says it.
+    """Returns a keyword's value as a number: an integer exactly, another as its shortest decimal text says it.
 
     Raises:
         CompileError: It is no number.
@@ -39,7 +39,12 @@ def number(schema: Schema, keyword: str) -> Fraction:
     value = schema.get(keyword)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong(schema, keyword, "a number")
-    return Fraction(str(value)) if isinstance(value, float) else Fraction(value)
+    return as_fraction(value)
+
+
+def as_fraction(value: float) -> Fraction:
+    """Returns a number: a whole one exactly, as it compares with integers, another as its shortest text says."""
+    return Fraction(value) if isinstance(value, int) or value.is_integer() else Fraction(str(value))
 
 
 def boolean(schema: Schema, keyword: str) -> bool:
