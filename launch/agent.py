@@ -37,11 +37,12 @@ gc.enable()
 
 def main(argv: list[str]) -> int:
     """Runs the node's ranks; returns the exit code."""
-    # Its warnings about ranks that end are for those who started it; here the front side tells what happened.
-    logging.disable(logging.CRITICAL)
     os.environ[AGENT_PID] = str(os.getpid())
     try:
         with _folder() as folder, _zygote(folder.zygote_socket):
+            # Its warnings about ranks that end are for those who started it; here the front side tells what happened.
+            # The zygote is forked before: the ranks' own logs are to be seen.
+            logging.disable(logging.CRITICAL)
             run(parse_args(["--log-dir", str(folder.log_folder), *argv]))
     except ChildFailedError as error:
         return _failed(error)

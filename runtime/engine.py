@@ -231,7 +231,7 @@ class RankEngine:
         parts.grammars.send_masks(plan)
         sequences = [parts.scheduler[row.sequence_id] for row in plan.rows]
         sampled = parts.sampling.sample(plan, sequences, parts.stage.logits(output), output)
-        parts.reports.send(plan, sampled.report)
+        parts.reports.send(sampled.report)
         if not plan.sampling_rows:
             return _Flight(plan, _NO_ROWS, sampled.report)
         shared = parts.tokens.publish(plan, sampled.token_ids, sampled.statuses)
@@ -247,13 +247,14 @@ class RankEngine:
         shared, report = flight.shared, flight.report
         if shared is None:
             shared = parts.tokens.receive(plan) if plan.sampling_rows else _NO_ROWS
-            report = parts.reports.receive(plan)
+            report = parts.reports.receive(plan, has_failures=any(map(_is_processor_failure, shared.statuses)))
         for index, tokens in report.prompts.items() if report is not None else ():
             parts.sink.prompt(parts.scheduler[plan.rows[index].sequence_id], tokens)
         token_ids, statuses = shared
+        failures = {} if report is None else report.failures
         errors = [
-            self._error(plan.step, parts.scheduler[row.sequence_id], status)
-            for row, status in zip(plan.sampling_rows, statuses, strict=True)
+            self._error(plan.step, parts.scheduler[row.sequence_id], status, failures.get(index))
+            for index, (row, status) in enumerate(zip(plan.sampling_rows, statuses, strict=True))
         ]
         for index in parts.scheduler.commit(plan, token_ids, errors):
             sequence = parts.scheduler[plan.sampling_rows[index].sequence_id]
@@ -265,8 +266,8 @@ class RankEngine:
         for sequence in parts.scheduler.finish_scored(plan):
             parts.sink.ended(sequence)
 
-    def _error(self, step: int, sequence: Sequence, status: int) -> ErrorInfo | None:
-        """Returns what a row's status means, in the same words on every rank."""
+    def _error(self, step: int, sequence: Sequence, status: int, failure: str | None) -> ErrorInfo | None:
+        """Returns what a row's status means; why a processor failed only the leader and the last stage can tell."""
         reason, tp_rank = row_status(status)
         if reason is RowReason.NONE:
             return None
@@ -279,7 +280,7 @@ class RankEngine:
             )
             return ErrorInfo("grammar_error", message, kind)
         rank = f", rank {last * size + tp_rank}" if tp_rank >= 0 else ""
-        return ErrorInfo("sampling_error", f"step {step}, stage {last}{rank}: {WHY_NO_TOKEN[reason]}")
+        return ErrorInfo("sampling_error", f"step {step}, stage {last}{rank}: {failure or WHY_NO_TOKEN[reason]}")
 
     def _release(self) -> None:
         parts = self._parts
@@ -306,3 +307,7 @@ class RankEngine:
             chunks.append(Chunk(row.sequence_id, token_ids, row.start, logit_rows(row), table))
         cache.copy(copies)
         return pack(chunks, cache.block_tokens, self._parts.stage.device)
+
+
+def _is_processor_failure(status: int) -> bool:
+    return row_status(status)[0] is RowReason.PROCESSOR_FAILED

@@ -1,7 +1,7 @@
 """What requests ask to know beside their tokens: logprobs and supports, from the last stage to the leader.
 
 Only the leader needs them, so they do not ride with the token ids: the last stage's rank 0 sends them in a message of
-its own, in steps whose plan says that some row asks.
+its own, in steps whose plan says that some row asks, or whose statuses say that a logit processor failed.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ class StepReport(msgspec.Struct, frozen=True):
     Args:
         tokens: The report of each sampling row that asks, by its index among them.
         prompts: The reports of the prompt tokens that each row scored, by the row's index in the plan.
+        failures: Why a logit processor failed, by the row's index among the sampling rows.
     """
 
     tokens: dict[int, TokenReport]
     prompts: dict[int, list[TokenReport]]
+    failures: dict[int, str] = {}
 
 
 class ReportExchange:
@@ -76,14 +78,19 @@ class ReportExchange:
         self._is_rank_0 = group.rank == 0
         self._link = link
 
-    def send(self, plan: StepPlan, report: StepReport | None) -> None:
+    def send(self, report: StepReport | None) -> None:
         """Sends a step's report from the last stage's rank 0 to the leader; other ranks of the stage do nothing."""
-        if plan.has_reports and report is not None and self._is_rank_0 and not self._link.is_first:
+        if report is not None and self._is_rank_0 and not self._link.is_first:
             self._link.send_frame(msgspec.msgpack.encode(report), 0, Tag.REPORT)
 
-    def receive(self, plan: StepPlan) -> StepReport | None:
-        """Returns a step's report on the leader of several stages; None elsewhere, or when no row asks."""
-        if not plan.has_reports or not self._is_rank_0 or not self._link.is_first:
+    def receive(self, plan: StepPlan, *, has_failures: bool) -> StepReport | None:
+        """Returns a step's report on the leader of several stages; None elsewhere, or when there is none.
+
+        Args:
+            plan: The step's plan.
+            has_failures: Whether a logit processor failed in it.
+        """
+        if not (plan.has_reports or has_failures) or not self._is_rank_0 or not self._link.is_first:
             return None
         frame = self._link.receive_frame(self._link.size - 1, Tag.REPORT, step=plan.step)
         return msgspec.msgpack.decode(frame, type=StepReport)

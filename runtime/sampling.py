@@ -135,7 +135,7 @@ class SamplingPart:
             audited = torch.where(output.reasons >= int(RowReason.MASK_EMPTY), _NO_TOKEN, audited)
         statuses = output.reasons | (output.fault_ranks + 1) << _REASON_BITS
         tokens = token_reports(output, [sequence.params for sequence in sampling]) if plan.has_reports else {}
-        report = StepReport(tokens, prompts) if plan.has_reports else None
+        report = StepReport(tokens, prompts, output.failures) if plan.has_reports or output.failures else None
         return SampledStep(output.token_ids, statuses, report, audited)
 
     def audit(self, plan: StepPlan, sampled: SampledStep, agreed: list[int]) -> None:

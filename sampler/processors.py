@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,11 +21,11 @@ from sampler.batch import SamplingBatchInfo
 from sampler.group import SliceGroup
 from sampler.logprobs import RowsToRead, SliceLogprobs
 from sampler.params import ProcessorCall, SamplingParamsError
+from sampler.processor_faults import ProcessorFault, told
 from sampler.slices import SliceShape
 
 ENTRY_POINT_GROUP = "lockstep.logit_processors"
 _LOG = logging.getLogger(__name__)
-_TOLD_CHARACTERS = 200
 
 
 class ProcessorLoadError(ValueError):
@@ -135,7 +134,7 @@ class ProcessorRegistry:
                 is_refusal = isinstance(error, ValueError)
                 if not is_refusal:
                     _LOG.warning("logit processor %s failed to check its arguments", call.name, exc_info=True)
-                message = f"{field}.args of {call.name}: {_told(error, with_class=not is_refusal)}"
+                message = f"{field}.args of {call.name}: {told(error, with_class=not is_refusal)}"
                 raise SamplingParamsError("logit_processors", message) from error
 
 
@@ -168,10 +167,10 @@ def _load(spec: str) -> LogitProcessor:
     try:
         processor = _made(getattr(importlib.import_module(module), name))
     except (ImportError, AttributeError) as error:
-        raise ProcessorLoadError(f"logit processor {spec!r}: {_told(error, with_class=False)}") from error
+        raise ProcessorLoadError(f"logit processor {spec!r}: {told(error, with_class=False)}") from error
     except Exception as error:
         # Foreign code: its module and its constructor may raise anything, and the launch ends with a line about it.
-        raise ProcessorLoadError(f"logit processor {spec!r}: {_told(error)}") from error
+        raise ProcessorLoadError(f"logit processor {spec!r}: {told(error)}") from error
     if processor is None:
         raise ProcessorLoadError(
             f"logit processor {spec!r} is no processor: check(args), process(rows) and needs_row_values are needed"
@@ -185,13 +184,6 @@ def _made(value: object) -> LogitProcessor | None:
     if isinstance(processor, LogitProcessor) and isinstance(processor.needs_row_values, bool):
         return processor if callable(processor.check) and callable(processor.process) else None
     return None
-
-
-def _told(error: Exception, *, with_class: bool = True) -> str:
-    """Returns an exception of a processor as one short line, even where its own text cannot be had."""
-    text = " ".join(str(traceback.TracebackException.from_exception(error, limit=0)).split())
-    line = f"{type(error).__name__}: {text}".rstrip(": ") if with_class or not text else text
-    return line if len(line) <= _TOLD_CHARACTERS else f"{line[: _TOLD_CHARACTERS - 3]}..."
 
 
 class _Progress(IntEnum):
@@ -288,8 +280,8 @@ class ProcessorRunner:
         self._vocab_size = vocab_size
         self._reader = SliceLogprobs(group, shape)
 
-    def apply_(self, logits: torch.Tensor, batch: SamplingBatchInfo) -> list[int]:
-        """Applies the processors and returns the rows in which one failed on this rank.
+    def apply_(self, logits: torch.Tensor, batch: SamplingBatchInfo) -> dict[int, ProcessorFault]:
+        """Applies the processors and returns the rows in which one failed, as far as this rank knows, and why.
 
         A request's processors run in its order: first the first one of every row, all rows of one processor together,
         in order of their names, then the second ones, and so on.
@@ -298,7 +290,7 @@ class ProcessorRunner:
             logits: [B, Vs] float32, contiguous.
             batch: The rows' parameters.
         """
-        failed: set[int] = set()
+        failed: dict[int, ProcessorFault] = {}
         asking = batch.flags.processed_rows
         for stage in range(max(len(batch.rows[row].params.logit_processors) for row in asking)):
             rows_of: dict[str, list[int]] = {}
@@ -307,22 +299,29 @@ class ProcessorRunner:
                 if stage < len(calls):
                     rows_of.setdefault(calls[stage].name, []).append(row)
             for name in sorted(rows_of):
-                failed.update(self._failing(name, stage, rows_of[name], logits, batch))
-        return sorted(failed)
+                # What failed first is what is told.
+                failed = self._failing(name, stage, rows_of[name], logits, batch) | failed
+        return failed
 
     def _failing(
         self, name: str, stage: int, rows: list[int], logits: torch.Tensor, batch: SamplingBatchInfo
-    ) -> list[int]:
+    ) -> dict[int, ProcessorFault]:
         """Runs one processor on its rows, and where it fails on each alone; returns the rows in which it failed.
 
         Where ranks compare notes they all know of a failure and go row by row together.
         """
-        if self._run(name, stage, rows, logits, batch):
-            return []
-        return rows if len(rows) == 1 else [row for row in rows if not self._run(name, stage, [row], logits, batch)]
+        fault = self._run(name, stage, rows, logits, batch)
+        if fault is None:
+            return {}
+        if len(rows) == 1:
+            return {rows[0]: fault}
+        alone = {row: self._run(name, stage, [row], logits, batch) for row in rows}
+        return {row: fault for row, fault in alone.items() if fault is not None}
 
-    def _run(self, name: str, stage: int, rows: list[int], logits: torch.Tensor, batch: SamplingBatchInfo) -> bool:
-        """Runs one processor on a copy of its rows; returns whether it went well here, and then keeps the result."""
+    def _run(
+        self, name: str, stage: int, rows: list[int], logits: torch.Tensor, batch: SamplingBatchInfo
+    ) -> ProcessorFault | None:
+        """Runs one processor on a copy of its rows and keeps the result; returns why not, where it did not go well."""
         index = torch.tensor(rows, device=logits.device)
         processor = self._registry[name]
         agreement = _Agreement(self._group, logits.device) if processor.needs_row_values else None
@@ -339,20 +338,23 @@ class ProcessorRunner:
             agreement,
         )
         shape = given.logits.shape
-        went_well = False
+        fault = None
         try:
             processor.process(given)
-            went_well = given.logits.shape == shape and given.logits.dtype == torch.float32
-            if not went_well:
-                logging.getLogger(__name__).error("logit processor %s changed the shape or dtype of its rows", name)
-        except Exception:
+            if given.logits.shape != shape or given.logits.dtype != torch.float32:
+                fault = ProcessorFault(f"logit processor {name} changed the shape or dtype of its rows", is_own=True)
+                _LOG.error("%s", fault.why)
+        except Exception as error:
+            # Foreign code: whatever it raises ends its rows alone, unless it is the group that failed.
             if agreement is not None and agreement.in_collective:
                 raise
-            logging.getLogger(__name__).exception("logit processor %s failed", name)
+            fault = ProcessorFault(f"logit processor {name} failed: {told(error)}", is_own=True)
+            _LOG.exception("logit processor %s failed", name)
         if agreement is not None:
-            together = agreement.on(_Progress.FINISHED if went_well else _Progress.FAILED)
-            went_well = went_well and together
-        if went_well:
+            together = agreement.on(_Progress.FINISHED if fault is None else _Progress.FAILED)
+            if fault is None and not together:
+                fault = ProcessorFault(f"logit processor {name} did not do the same on every rank", is_own=False)
+        if fault is None:
             given.logits[:, self._shape.valid_size :] = float("-inf")
             logits[index] = given.logits
-        return went_well
+        return fault

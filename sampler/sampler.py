@@ -7,7 +7,7 @@ row depends on that row alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -20,6 +20,7 @@ from sampler.exchange import NON_FINITE, PROCESSOR_FAILED, exchange, in_block_or
 from sampler.group import SliceGroup
 from sampler.logprobs import LogprobRows, SliceLogprobs
 from sampler.philox import uniform_53
+from sampler.processor_faults import ProcessorFault, agree_on_faults
 from sampler.processors import ProcessorRegistry, ProcessorRunner
 from sampler.reader import INFINITE_LOGIT, SliceReader
 from sampler.report import LogprobReporter, LogprobRequest
@@ -62,6 +63,7 @@ class SampleOutput:
         logprobs: One row for each of ``batch.flags.logprob_rows``, in that order; None when there is none. Those of an
             INVALID row mean nothing.
         supports: What could have been drawn, for each of ``batch.flags.support_rows``, in that order.
+        failures: Why a logit processor failed, in one line that names it, for each row that ended so.
     """
 
     token_ids: torch.Tensor
@@ -70,6 +72,7 @@ class SampleOutput:
     fault_ranks: torch.Tensor
     logprobs: LogprobRows | None
     supports: list[RowSupport]
+    failures: dict[int, str]
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,14 @@ class _Opening:
         fault_ranks: [B] int64, as in ``SampleOutput``.
         request: What rows ask about logprobs, if any does.
         gathered: The ranks' answers to it.
+        failures: As in ``SampleOutput``.
     """
 
     step: Step
     fault_ranks: torch.Tensor
     request: LogprobRequest | None
     gathered: torch.Tensor | None
+    failures: dict[int, str]
 
 
 class Sampler:
@@ -290,11 +295,11 @@ class Sampler:
         self._check(logits, batch, positions, mask_words)
         asks = bool(batch.flags.logprob_rows)
         kept = self._reporter.keep(logits, batch, masked=mask_words is not None) if asks else None
-        failed = self._processors.apply_(logits, batch) if batch.flags.processed_rows else []
+        failed = self._processors.apply_(logits, batch) if batch.flags.processed_rows else {}
         bans = self._reader.active_bans(batch, positions, mask_words)
         groups, own = self._reader.read_(logits, batch, bans, mask_words)
         if failed:
-            own.faults[failed] = PROCESSOR_FAILED
+            own.faults[list(failed)] = PROCESSOR_FAILED
         if mask_faults is not None:
             torch.maximum(own.faults, mask_faults, out=own.faults)
         request = None
@@ -308,7 +313,18 @@ class Sampler:
         reasons = torch.where(facts.faults == PROCESSOR_FAILED, int(RowReason.PROCESSOR_FAILED), reasons)
         reasons = torch.where(facts.faults >= int(RowReason.MASK_EMPTY), facts.faults, reasons)
         step = Step(batch, self._vocab_size, logits, groups, facts, reasons, (reasons == 0) & ~batch.greedy)
-        return _Opening(step, exchanged.fault_ranks, request, exchanged.rider)
+        failures = self._failures(reasons, exchanged.fault_ranks, failed) if batch.flags.processed_rows else {}
+        return _Opening(step, exchanged.fault_ranks, request, exchanged.rider, failures)
+
+    def _failures(
+        self, reasons: torch.Tensor, fault_ranks: torch.Tensor, known: Mapping[int, ProcessorFault]
+    ) -> dict[int, str]:
+        """Returns why processors failed, and sets the ranks on which they did; where none did nothing is exchanged."""
+        ended = [row for row, reason in enumerate(reasons.tolist()) if reason == RowReason.PROCESSOR_FAILED]
+        agreed = agree_on_faults(self._group, ended, known, reasons.device) if ended else {}
+        for row, (rank, _) in agreed.items():
+            fault_ranks[row] = rank
+        return {row: why for row, (_, why) in agreed.items()}
 
     def _output(self, opening: _Opening, token_ids: torch.Tensor, floors: torch.Tensor | None) -> SampleOutput:
         """Returns the step's tokens with what the rows asked to know.
@@ -328,7 +344,7 @@ class Sampler:
             supports = report_supports(self._group, self._shape.start, step, rows, floors, limit=MAX_SUPPORT)
             for row, support in zip(rows, supports, strict=True):
                 status[row] = int(support.status)
-        return SampleOutput(token_ids, status, step.reasons, opening.fault_ranks, logprobs, supports)
+        return SampleOutput(token_ids, status, step.reasons, opening.fault_ranks, logprobs, supports, opening.failures)
 
     def _check(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,6 +124,8 @@ def test_a_fault_ends_the_rows_of_its_processor_alone(
     assert output.token_ids[[0, 2, 4]].tolist() == expected.token_ids.tolist()
     assert output.fault_ranks.tolist() == [-1, 0, -1, 0, -1]
     assert any(name in record.message for record in caplog.records)
+    assert list(output.failures) == [1, 3]
+    assert all(why.startswith(f"logit processor {name} ") for why in output.failures.values())
 
 
 @pytest.mark.parametrize("name", ["faulty_row", "faulty_row_asking"])
@@ -147,9 +150,38 @@ def test_ranks_that_ask_differently_end_those_rows(how: str) -> None:
     assert output.token_ids[1:].tolist() == alone.token_ids.tolist()
 
 
-def test_the_lowest_rank_whose_processor_failed_is_named() -> None:
-    rows = [_row(("faulty", {"how": "raise", "at": 32 * 32}))]
-    assert _sampler(4).sample(_logits(1), rows, [0]).fault_ranks.tolist() == [2]
+@pytest.mark.parametrize("name", ["faulty", "faulty_asking"])
+def test_the_lowest_rank_whose_processor_failed_is_named_with_the_cause(name: str) -> None:
+    rows = [_row(), _row((name, {"how": "raise", "at": 32 * 32}))]
+    output = _sampler(4).sample(_logits(2), rows, [0, 0])
+    assert output.fault_ranks.tolist() == [-1, 2]
+    assert output.failures == {1: f"logit processor {name} failed: RuntimeError: broken"}
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("resize", "changed the shape or dtype of its rows"), ("rebind", "failed: FrozenInstanceError: cannot assign.*")],
+)
+def test_other_faults_are_told_too(how: str, why: str) -> None:
+    output = _sampler(2).sample(_logits(1), [_row(("faulty", {"how": how}))], [0])
+    assert re.fullmatch(f"logit processor faulty {why}", output.failures[0])
+
+
+def test_the_first_of_a_rows_failures_is_told_however_long_it_is() -> None:
+    class Broken:
+        needs_row_values = False
+
+        def check(self, args: Any) -> None:
+            """Takes anything."""
+
+        def process(self, rows: Any) -> None:
+            raise ValueError("ß" * 900 * len(rows.args))
+
+    registry = ProcessorRegistry({"x" * 400: Broken(), "faulty": Faulty()})
+    row = _row(("x" * 400, {}), ("faulty", {"how": "raise"}))
+    why = SlicedSampler(2, _VOCAB, processors=registry).sample(_logits(1), [row], [0]).failures[0]
+    assert why.startswith("logit processor xxxx")
+    assert "failed: ValueError: ßßß" in why
 
 
 def test_a_processor_cannot_make_padding_drawable() -> None:
