@@ -33,12 +33,12 @@ class RequestOutput:
     Attributes:
         error: Why it was refused, if it was.
         choices: Its choices; empty until it was accepted.
-        prompt: What was asked about prompt tokens, from the second on.
+        prompt: What was asked about prompt tokens, from the second on; None until something is told.
     """
 
     error: ErrorInfo | None = None
     choices: list[ChoiceOutput] = field(default_factory=list)
-    prompt: list[TokenInfo] = field(default_factory=list)
+    prompt: list[TokenInfo] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -57,6 +57,7 @@ class RequestOutput:
             case TokenDelta():
                 self.choices[message.index].add(message)
             case PromptInfo():
+                self.prompt = self.prompt or []
                 self.prompt += message.tokens
             case Finished():
                 self.choices[message.index].finished = message
@@ -65,7 +66,7 @@ class RequestOutput:
 
     def prompt_logprobs(self) -> list[TokenInfo | None] | None:
         """Returns an entry for each prompt token, None for the first, since nothing comes before it."""
-        return [None, *self.prompt] if self.prompt else None
+        return None if self.prompt is None else [None, *self.prompt]
 
 
 async def gathered(submission: Submission) -> list[RequestOutput]:

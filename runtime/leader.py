@@ -37,12 +37,10 @@ from runtime.messages import (
     Shutdown,
     StopRanks,
     Submit,
-    SupportInfo,
     TokenDelta,
     TokenInfo,
     Tokenize,
     Tokenized,
-    TokenLogprob,
     Usage,
 )
 from runtime.output_check import CheckJob
@@ -51,6 +49,7 @@ from runtime.reports import TokenReport
 from runtime.request_builder import RequestBuilder
 from runtime.request_error import RequestError, parse_object
 from runtime.sequence import Sequence
+from runtime.token_info import token_info
 from runtime.tokenizer import Tokenizer
 
 
@@ -190,8 +189,13 @@ class Leader:
     def prompt(self, sequence: Sequence, reports: list[TokenReport]) -> None:
         """Emits what is reported of the next tokens of a sequence's prompt."""
         stream = self._streams.get(sequence.sequence_id)
-        if stream is not None and reports:
-            self._outbox.append(PromptInfo(stream.request_id, [self._info(report) for report in reports]))
+        # Of a prompt of one token there is nothing to tell, and that is told.
+        if stream is None or not (reports or len(sequence.prompt_token_ids) == 1):
+            return
+        params, is_score = sequence.params, sequence.max_tokens == 0
+        has_top, has_named = bool(params.prompt_logprobs), is_score and bool(params.logprob_token_ids)
+        infos = [token_info(report, self._text, has_top=has_top, has_named=has_named) for report in reports]
+        self._outbox.append(PromptInfo(stream.request_id, infos))
 
     def token(self, sequence: Sequence, report: TokenReport | None) -> None:
         """Emits what a sequence's newest token adds, and its end if it has come to it."""
@@ -205,7 +209,8 @@ class Leader:
         stream.token_ids.append(token_id)
         stream.completion_tokens += 1
         if report is not None:
-            stream.logprobs.append(self._info(report))
+            has_top, has_named = bool(sequence.params.logprobs), bool(sequence.params.logprob_token_ids)
+            stream.logprobs.append(token_info(report, self._text, has_top=has_top, has_named=has_named))
         if sequence.finish_reason != "stop":
             stream.add(stream.output.push(token_id))
         if stream.output.stopped is not None:
@@ -337,20 +342,6 @@ class Leader:
 
     def _thinking(self, rules: ThinkingRules | None) -> ThinkingState | None:
         return None if rules is None or self._reasoning is None else ThinkingState(self._reasoning, rules)
-
-    def _info(self, report: TokenReport) -> TokenInfo:
-        support = None
-        if report.support is not None:
-            ids, logprobs = [one for one, _ in report.support.entries], [value for _, value in report.support.entries]
-            support = SupportInfo(report.support.status, ids, logprobs)
-        return TokenInfo(
-            token_id=report.token_id,
-            token=self._text(report.token_id),
-            logprob=report.logprob,
-            top_logprobs=[TokenLogprob(one, self._text(one), logprob) for one, logprob in report.top],
-            named_logprobs=[TokenLogprob(one, self._text(one), logprob) for one, logprob in report.named],
-            support=support,
-        )
 
     def _text(self, token_id: int) -> str:
         """Returns a token's text by itself; half a character shows as U+FFFD."""

@@ -199,22 +199,25 @@ class TokenInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         token_id: The token.
         token: The text it stands for.
-        logprob: Its logprob; None when only the support was asked for.
-        top_logprobs: The most likely ids, best first.
-        named_logprobs: The ids of ``logprob_token_ids``.
-        support: What could have been drawn.
+        logprob: Its logprob; None when only the support was asked for, or when none can be told.
+        top_logprobs: The most likely ids, best first; None when they were not asked for.
+        named_logprobs: The ids of ``logprob_token_ids``; None when there are none.
+        support: What could have been drawn; None when that was not asked for.
     """
 
     token_id: int
     token: str
     logprob: float | None
-    top_logprobs: list[TokenLogprob] = []
-    named_logprobs: list[TokenLogprob] = []
+    top_logprobs: list[TokenLogprob] | None = None
+    named_logprobs: list[TokenLogprob] | None = None
     support: SupportInfo | None = None
 
 
 class PromptInfo(msgspec.Struct, frozen=True, tag="prompt"):
-    """Leader → client: what was asked about prompt tokens, from the second on and in order, in one or several parts."""
+    """Leader → client: what was asked about prompt tokens, from the second on and in order, in one or several parts.
+
+    A prompt of one token has one part without tokens.
+    """
 
     request_id: int
     tokens: list[TokenInfo]

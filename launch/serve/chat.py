@@ -65,7 +65,7 @@ class ChatAssembler:
         self._parsers: dict[int, CallParser] = {}
         self._begun: set[int] = set()
         self._usages: list[Usage] = []
-        self._prompt: list[TokenInfo] = []
+        self._prompt: list[TokenInfo] | None = None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         """Returns the reply, all outputs being done."""
@@ -74,7 +74,7 @@ class ChatAssembler:
         for index, choice in enumerate(output.choices):
             message = self._message(choice)
             found = extras(choice.token_ids if self._chat.return_token_ids else None, choice.finished)
-            if not index and output.prompt:
+            if not index and output.prompt is not None:
                 found["prompt_logprobs"] = output.prompt_logprobs()
             choices.append(
                 ChatChoice(
@@ -100,6 +100,7 @@ class ChatAssembler:
         """Yields the events of a message; there is one prompt."""
         match message:
             case PromptInfo():
+                self._prompt = self._prompt or []
                 self._prompt += message.tokens
             case TokenDelta():
                 yield from self._delta_chunks(message)
@@ -119,9 +120,9 @@ class ChatAssembler:
         deltas = [ChatDelta(reasoning_content=message.reasoning)] if message.reasoning else []
         deltas += self._text_deltas(message.index, message.text)
         found = extras(message.token_ids if self._chat.return_token_ids else None, None)
-        if self._prompt:
+        if self._prompt is not None:
             found["prompt_logprobs"] = [None, *self._prompt]
-            self._prompt = []
+            self._prompt = None
         logprobs = chat_logprobs(message.logprobs)
         if not deltas and (found or logprobs is not None):
             deltas = [ChatDelta()]

@@ -80,7 +80,7 @@ class CompletionAssembler:
             usages.append([choice.finished.usage for choice in output.choices if choice.finished is not None])
             for index, choice in enumerate(output.choices):
                 found = extras(choice.token_ids if self._common.return_token_ids else None, choice.finished)
-                if not index and output.prompt:
+                if not index and output.prompt is not None:
                     found["prompt_logprobs"] = output.prompt_logprobs()
                 choices.append(
                     CompletionChoice(

@@ -59,7 +59,7 @@ def chat_logprobs(infos: Sequence[TokenInfo]) -> ChatLogprobs | None:
                 token=info.token,
                 logprob=0.0 if info.logprob is None else info.logprob,
                 bytes=_bytes(info.token),
-                top_logprobs=[TopLogprob(one.token, one.logprob, _bytes(one.token)) for one in info.top_logprobs],
+                top_logprobs=[TopLogprob(one.token, one.logprob, _bytes(one.token)) for one in info.top_logprobs or ()],
                 named_logprobs=_named(info),
                 support=UNSET if info.support is None else info.support,
             )
@@ -84,7 +84,7 @@ def completion_logprobs(infos: Sequence[TokenInfo], text_length: int) -> Complet
     tops = []
     for info in infos:
         top: dict[str, float] = {}
-        for one in info.top_logprobs:
+        for one in info.top_logprobs or ():
             # Two ids may have the same text: the likelier stands for both.
             top.setdefault(one.token, one.logprob)
         tops.append(top)
@@ -93,7 +93,9 @@ def completion_logprobs(infos: Sequence[TokenInfo], text_length: int) -> Complet
         token_logprobs=[0.0 if info.logprob is None else info.logprob for info in infos],
         top_logprobs=tops,
         text_offset=offsets,
-        named_logprobs=[info.named_logprobs for info in infos] if any(one.named_logprobs for one in infos) else UNSET,
+        named_logprobs=[info.named_logprobs or [] for info in infos]
+        if any(one.named_logprobs for one in infos)
+        else UNSET,
         supports=[info.support for info in infos] if any(one.support is not None for one in infos) else UNSET,
     )
 

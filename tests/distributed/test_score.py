@@ -61,6 +61,7 @@ LINES: dict[str, dict[str, Any]] = {
     "bad argument": {**REQUEST, "logit_processors": [{"name": "OnlyEven", "args": {"first": "x"}}]},
     "no such processor": {**REQUEST, "logit_processors": [{"name": "Odd"}]},
     "too many": {**REQUEST, "logprobs": 21},
+    "one token": {**REQUEST, "prompt": None, "prompt_token_ids": [5], "max_tokens": 1},
     "processed": PROCESSED,
     "no score": {**REQUEST, "prompt_tokens": 2},
     "choices": {**REQUEST, "n": 2},
@@ -122,6 +123,12 @@ def test_named_ids_are_told_of_generated_tokens_alone(generated: dict[str, list[
         assert [one["token_id"] for one in info["named_logprobs"]] == [7, 2000]
 
 
+def test_a_prompt_of_one_token_has_nothing_to_tell(generated: dict[str, list[dict[str, Any]]]) -> None:
+    (record,) = generated["one token"]
+    assert record["usage"]["prompt_tokens"] == 1
+    assert record["prompt_logprobs"] == [None]
+
+
 def test_choices_have_their_own_logprobs_and_one_prompt(generated: dict[str, list[dict[str, Any]]]) -> None:
     first, second = generated["choices"]
     assert first["logprobs"] == generated["asked"][0]["logprobs"]
@@ -173,14 +180,19 @@ def test_score_equals_recorded_logprobs(
     (even,) = generated["even, processed"]
     mended = {**CALL, "logprobs_mode": "processed", "prompt_tokens": len(prompt)}
     lines += [{"prompt_token_ids": [*prompt, *even["token_ids"]], **mended}]
+    everything_banned = {"logprobs_mode": "processed", "allowed_token_ids": [3], "banned_token_ids": [3]}
+    lines += [{"prompt_token_ids": [5]}, {"prompt_token_ids": ids[:3], "logprob_token_ids": [7], **everything_banned}]
     options = ("--tp", "2", "--top", "3", "--logit-processor", "my_processors:OnlyEven")
     outcome = score(model, lines, *options, environ=import_path)
     assert outcome.returncode == ExitCode.REQUESTS_FAILED
-    scored, text, several, empty, again, nothing, hotter, evened = outcome.records()
+    scored, text, several, empty, again, nothing, hotter, evened, one, untold = outcome.records()
     assert [info["logprob"] for info in evened["prompt_logprobs"][len(prompt) :]] == pytest.approx(
         [info["logprob"] for info in even["logprobs"]], abs=1e-4
     )
     assert nothing["error"]["param"] == "prompt_tokens"
+    assert one["prompt_logprobs"] == [None]
+    for info in untold["prompt_logprobs"][1:]:
+        assert (info["logprob"], info["top_logprobs"], info["named_logprobs"]) == (None, [], [])
     # Of every scored token: raw of any id, processed with its bias, or the floor for a banned one.
     for info in scored["prompt_logprobs"][1:]:
         named = {one["token_id"]: one["logprob"] for one in info["named_logprobs"]}
