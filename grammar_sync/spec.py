@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from grammar_sync.canonical import canonical_schema
+from grammar_sync.json_text import DuplicateKeyError, parse_json
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
 
@@ -191,9 +192,7 @@ def _text_source(param: str, value: object) -> str:
     _check_text(param, value)
     _check_no_nul(param, value)
     _check_size(param, value)
-    depth = _parenthesis_depth(value, _EBNF_SPANS if param == "ebnf" else _REGEX_SPANS)
-    if depth > MAX_NESTING:
-        raise GrammarError(param, f"parentheses nested {depth} deep, at most {MAX_NESTING} are allowed")
+    _check_parentheses(param, value, _EBNF_SPANS if param == "ebnf" else _REGEX_SPANS)
     return value
 
 
@@ -257,10 +256,12 @@ def _tag_source(value: object) -> str:
     tag = _parse_json("structural_tag", value) if isinstance(value, str) else value
     if not isinstance(tag, dict):
         raise GrammarError("structural_tag", f"got {_excerpt(value)}, expected a JSON object")
-    for path, depth, _, item in _walk("structural_tag", "", 1, "", tag):
+    for path, depth, key, item in _walk("structural_tag", "", 1, "", tag):
         if depth > MAX_NESTING:
             raise GrammarError("structural_tag", f"nested deeper than {MAX_NESTING} at {_excerpt(path)}")
         _check_scalar("structural_tag", path, item)
+        if key == "grammar" and isinstance(item, str):
+            _check_parentheses("structural_tag", item, _EBNF_SPANS, place=f"{path} has ")
     if not isinstance(tag.get("format"), dict) and not (tag.get("structures") and tag.get("triggers")):
         raise GrammarError("structural_tag", 'has neither an object "format" nor non-empty "structures" and "triggers"')
     return _check_size("structural_tag", _compact_json("structural_tag", tag))
@@ -270,7 +271,9 @@ def _parse_json(param: str, text: str) -> object:
     _check_text(param, text)
     _check_size(param, text)
     try:
-        return json.loads(text)
+        return parse_json(text)
+    except DuplicateKeyError as error:
+        raise GrammarError(param, str(error)) from None
     except json.JSONDecodeError as error:
         raise GrammarError(param, f"is no JSON: {error}") from None
     except RecursionError:
@@ -335,6 +338,12 @@ def _compact_json(param: str, value: object) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError as error:
         raise GrammarError(param, f"cannot be written as JSON: {error}") from None
+
+
+def _check_parentheses(param: str, text: str, spans: Mapping[str, str], *, place: str = "") -> None:
+    depth = _parenthesis_depth(text, spans)
+    if depth > MAX_NESTING:
+        raise GrammarError(param, f"{place}parentheses nested {depth} deep, at most {MAX_NESTING} are allowed")
 
 
 def _parenthesis_depth(text: str, spans: Mapping[str, str]) -> int:

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import msgspec
 import typer
 from typer import BadParameter
 
+from grammar_sync.json_text import parse_json
 from grammar_sync.spec import GrammarError, parse_grammar
 from launch import cli_types as types
 from launch.cli_groups import GrammarGroup, GrammarOptionGroup, given_fields, spread
@@ -116,8 +116,8 @@ def _json_of(option: str, text: str) -> Any:
     is_json = text.lstrip()[:1] in ("{", "") or text in ("true", "false")
     source = text if is_json else _text_of(option, Path(text))
     try:
-        return msgspec.json.decode(source)
-    except msgspec.DecodeError as error:
+        return parse_json(source)
+    except (ValueError, RecursionError) as error:
         raise BadParameter(str(error), param_hint=option) from error
 
 

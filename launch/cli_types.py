@@ -277,7 +277,10 @@ JsonSchema = Annotated[
 JsonObject = Annotated[bool, typer.Option("--json-object", help="Any JSON object.", rich_help_panel=_GRAMMAR)]
 Regex = Annotated[str | None, typer.Option(help="Regular expression for the whole output.", rich_help_panel=_GRAMMAR)]
 Ebnf = Annotated[Path | None, typer.Option(help="File with a GBNF grammar.", rich_help_panel=_GRAMMAR)]
-Choice = Annotated[str | None, typer.Option(help="Comma-separated list of outputs.", rich_help_panel=_GRAMMAR)]
+Choice = Annotated[
+    str | None,
+    typer.Option(help="Comma-separated list of outputs: yes,no. Blanks are part of them.", rich_help_panel=_GRAMMAR),
+]
 StructuralTag = Annotated[
     str | None, typer.Option(help="Structural tag (tool calls), or a file that holds one.", rich_help_panel=_GRAMMAR)
 ]

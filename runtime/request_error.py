@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from runtime.json_text import DuplicateKeyError, parse_json
+from grammar_sync.json_text import DuplicateKeyError, parse_json
 from runtime.messages import ErrorInfo
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, NoReturn
 
+from grammar_sync.engines.ebnf_pieces import COUNT_SIGNS, Piece, productive_rules
 from grammar_sync.engines.prepared import CompileError
 from grammar_sync.regular.chars import MAX_CODE_POINT, SURROGATES, char_set
 from grammar_sync.regular.syntax import Chars
@@ -24,15 +25,9 @@ _DIGITS: Final[Mapping[str, int]] = {"x": 2, "u": 4, "U": 8}
 _NAMED: Final[Mapping[str, str]] = {"n": "\n", "r": "\r", "t": "\t"}
 _PUNCTUATION: Final = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
-COUNT_SIGNS: Final = frozenset("*+?{")
-"""What a count begins with."""
-
-Piece: TypeAlias = str | Literal | Chars | Call
-"""A text, a set of characters, a rule, or punctuation that both engines write alike."""
-
 
 def read_ebnf(source: str, start: str) -> dict[str, list[Piece]]:
-    """Returns the rules of an EBNF by name, in order.
+    """Returns the rules of an EBNF by name, in order, without what never comes to an end.
 
     Args:
         source: The grammar.
@@ -75,7 +70,12 @@ class _Reader:
                 self._refuse(f"rule {name} is not defined", position)
         if start not in found:
             self._refuse(f"the start rule {start} is not defined in the grammar that begins", 0)
-        return found
+        kept = productive_rules(found)
+        if start not in kept:
+            self._refuse(
+                f"the grammar allows no output at all: rule {start} never comes to an end, defined", places[start]
+            )
+        return kept
 
     def _rule_name(self) -> str:
         begin = self._at

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from grammar_sync.engines.ebnf_dialect import COUNT_SIGNS, Piece
+from grammar_sync.engines.ebnf_pieces import COUNT_SIGNS, Piece
 from grammar_sync.regular.chars import char_set
 from grammar_sync.regular.syntax import Chars
 from grammar_sync.regular.write import ebnf_expression

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from grammar_sync.json_text import DuplicateKeyError, parse_json
 from launch.serve.errors import HttpError
-from runtime.json_text import DuplicateKeyError, parse_json
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<place>.*)`$", re.DOTALL)

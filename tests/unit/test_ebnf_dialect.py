@@ -63,6 +63,12 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
         ["tf1rx"],
         [],
     ),
+    "a rule that never ends": ('root ::= "b" | "a" x\nx ::= "c" x', ["b"], ["a", "ac", "acc"]),
+    "rules that never end": (
+        'root ::= ("a" (x | "b" y?) | x)+ z* z{0,2} ("q" | z "r"){2}\nx ::= "c" y\ny ::= x "d"\nz ::= [0-9] z',
+        ["abqq", "ababqq"],
+        ["a1qq", "abcqq", "ab1qq", "abq1r"],
+    ),
     "rules of themselves": ('root ::= "(" root ")" | root "+" root | "1"', ["((1))+1"], ["(1", "1+"]),
 }
 
@@ -118,6 +124,9 @@ REFUSED = {
     'root ::= "a" b ::= "c"': "rule b must begin on a line of its own at line 1, column 14",
     "root ::= 'a'": 'unexpected "\'" at line 1, column 10',
     'root ::= "a" *\r\n\r\n  (= "b")': "unexpected '=' at line 3, column 4",
+    'root ::= "a" root': "allows no output at all: rule root never comes to an end, defined at line 1, column 1",
+    "\n root ::= root": "allows no output at all: rule root never comes to an end, defined at line 2, column 2",
+    'root ::= "a" x | x{2}\nx ::= y "b"\ny ::= x+': "rule root never comes to an end, defined at line 1, column 1",
     "a": "expected a rule (name ::= ...) at line 1, column 1",
 }
 

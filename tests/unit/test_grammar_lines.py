@@ -184,6 +184,7 @@ def test_defaults() -> None:
         (["--regex", "a", "--grammar-backend", "outlines"], "--grammar-backend"),
         (["--structural-tag", "no-such-file.json"], "no-such-file.json"),
         (["--json-schema", "{"], "--json-schema"),
+        (["--json-schema", '{"type": "null", "type": "string"}'], "the key 'type' stands twice"),
         (["--json-object", "--max-items", "0"], "--max-items"),
         (["--input", "f", "--max-whitespace", "257"], "--max-whitespace"),
     ],

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from grammar_sync.json_text import DuplicateKeyError, parse_json
 from launch.request_file import read_lines
-from runtime.json_text import DuplicateKeyError, parse_json
 
 
 def test_json_is_read_as_it_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from runtime.shown_value import shown
+_SHOWN_CHARACTERS = 80
 
 
 class DuplicateKeyError(ValueError):
@@ -29,6 +29,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise DuplicateKeyError(f"the key {shown(name)} stands twice in one object")
+                text = repr(name)
+                told = text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+                raise DuplicateKeyError(f"the key {told} stands twice in one object")
             seen.add(name)
     return fields
