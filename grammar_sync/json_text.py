@@ -9,7 +9,18 @@ _SHOWN_CHARACTERS = 80
 
 
 class DuplicateKeyError(ValueError):
-    """An object has a key twice: one of the two values would be lost."""
+    """An object has a key twice: one of the two values would be lost.
+
+    Args:
+        key: The key.
+    """
+
+    def __init__(self, key: str) -> None:
+        text = repr(key)
+        told = text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+        super().__init__(f"the key {told} stands twice in one object")
+        # A lone surrogate cannot be sent on.
+        self.key = key[:_SHOWN_CHARACTERS].encode(errors="replace").decode()
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -29,8 +40,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                text = repr(name)
-                told = text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
-                raise DuplicateKeyError(f"the key {told} stands twice in one object")
+                raise DuplicateKeyError(name)
             seen.add(name)
     return fields

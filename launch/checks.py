@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
 from runtime.model_config import ModelConfig, check_parallel
 from runtime.thinking_fields import THINKING_FIELDS, ThinkingError, marker_pair, parse_thinking
 from sampler.params import SamplingParams, SamplingParamsError
+from sampler.processor_names import ProcessorLoadError, named_processors
 
 
 def check_command(command: GenerateCommand) -> None:
@@ -45,7 +47,8 @@ def check_engine(engine: EngineOptions) -> ModelConfig:
     _check_kv_cache(config, engine)
     try:
         marker_pair(engine.reasoning_start_marker, engine.reasoning_marker)
-    except ThinkingError as error:
+        named_processors(engine.logit_processors)
+    except (ThinkingError, ProcessorLoadError) as error:
         raise UsageError(str(error)) from error
     _check_grammar_cache_dir(engine.grammar_cache_dir)
     if engine.trace is not None:
@@ -77,7 +80,13 @@ def _check_defaults(command: GenerateCommand, config: ModelConfig) -> None:
         parse_grammar({name: value for name, value in command.defaults.items() if name in grammar})
         parse_thinking(command.defaults, length)
     except (SamplingParamsError, GrammarError, ThinkingError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(_as_option(str(error), error.param)) from error
+
+
+def _as_option(message: str, param: str) -> str:
+    """Returns a message about a request field as one about the option that gives its default."""
+    option = "--num-choices" if param == "n" else f"--{param.replace('_', '-')}"
+    return re.sub(rf"^{re.escape(param)}\b", option, message)
 
 
 def _check_grammar_cache_dir(folder: Path | None) -> None:

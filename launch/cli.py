@@ -13,6 +13,7 @@ from typer.exceptions import TyperException
 from launch import cli_bench, cli_grammar
 from launch import cli_types as types
 from launch.cli_engine import engine_options, seconds
+from launch.cli_errors import worded
 from launch.cli_groups import (
     EngineGroup,
     GeneratingGroup,
@@ -65,7 +66,7 @@ def parse_command(argv: list[str]) -> Command | int:
     try:
         result: Command | int | None = app(args=argv, prog_name="lockstep", standalone_mode=False)
     except TyperException as error:
-        raise UsageError(error.format_message()) from error
+        raise UsageError(worded(error)) from error
     return 0 if result is None else result
 
 

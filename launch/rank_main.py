@@ -33,7 +33,7 @@ from pp.link import LinkError
 from runtime.checkpoint_layout import CheckpointError
 from runtime.tokenizer import TokenizerError
 from runtime.trace_part import TraceFileError
-from sampler.processors import ProcessorLoadError
+from sampler.processor_names import ProcessorLoadError
 from tp.group import CollectiveError
 
 AnyRank = Rank | SampleRank | BenchSamplerRank | BenchInvariantRank

@@ -112,7 +112,7 @@ def _parse_line(line: bytes, number: int) -> InputLine:
             return InputLine(user_id, None, ErrorInfo("invalid_request", message, "id"))
         user_id = given_id
     if ambiguity is not None:
-        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number}: {ambiguity}"))
+        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number}: {ambiguity}", ambiguity.key))
     return InputLine(user_id, value)
 
 

@@ -170,10 +170,11 @@ def _logits(value: Any) -> list[float]:
 
 
 def _logit(index: int, value: Any) -> float:
-    if type(value) not in (int, float) and value not in ("nan", "inf", "-inf"):
+    is_number = type(value) is int or (type(value) is float and math.isfinite(value))
+    if not is_number and value not in ("nan", "inf", "-inf"):
         message = f"logits[{index}] is {shown(value)}: a number, 'nan', 'inf' or '-inf' is needed"
         raise SampleLineError(message, "logits")
-    if type(value) is not str and LARGEST_LOGIT < abs(value) < math.inf:
+    if is_number and abs(value) > LARGEST_LOGIT:
         allowed = f"a number in ±{LARGEST_LOGIT:.7g} (float32), or 'inf',"
         raise SampleLineError(f"logits[{index}] is {shown(value)}: {allowed} is needed", "logits")
     return float(value)

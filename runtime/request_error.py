@@ -32,7 +32,7 @@ def parse_object(body: str) -> dict[str, Any]:
     try:
         fields = parse_json(body)
     except DuplicateKeyError as error:
-        raise RequestError(f"the request is ambiguous: {error}", None) from error
+        raise RequestError(f"the request is ambiguous: {error}", error.key) from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the request is no JSON: {error}", None) from error
     if not isinstance(fields, dict):

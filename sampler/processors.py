@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -22,14 +21,10 @@ from sampler.group import SliceGroup
 from sampler.logprobs import RowsToRead, SliceLogprobs
 from sampler.params import ProcessorCall, SamplingParamsError
 from sampler.processor_faults import ProcessorFault, told
+from sampler.processor_names import ProcessorLoadError, named_processors
 from sampler.slices import SliceShape
 
-ENTRY_POINT_GROUP = "lockstep.logit_processors"
 _LOG = logging.getLogger(__name__)
-
-
-class ProcessorLoadError(ValueError):
-    """A logit processor named at launch cannot be had: the fault of whoever launches."""
 
 
 class ProcessorDisagreementError(RuntimeError):
@@ -148,18 +143,7 @@ def load_processors(specs: Sequence[str] = ()) -> ProcessorRegistry:
     Raises:
         ProcessorLoadError: A module or a name in it does not exist, what is there is no processor, or two share a name.
     """
-    found: dict[str, LogitProcessor] = {}
-    sources = [(point.name, point.value) for point in entry_points(group=ENTRY_POINT_GROUP)]
-    for spec in specs:
-        _, colon, name = spec.partition(":")
-        if not colon or not name.isidentifier():
-            raise ProcessorLoadError(f"logit processor {spec!r}: module:name is needed")
-        sources.append((name, spec))
-    for name, spec in sorted(sources):
-        if name in found:
-            raise ProcessorLoadError(f"logit processor {spec!r}: another processor is registered as {name!r}")
-        found[name] = _load(spec)
-    return ProcessorRegistry(found)
+    return ProcessorRegistry({name: _load(spec) for name, spec in named_processors(specs).items()})
 
 
 def _load(spec: str) -> LogitProcessor:

@@ -372,3 +372,22 @@ def test_a_child_that_is_no_rank_sees_nothing_of_torchrun() -> None:
 def test_children_find_the_project_first() -> None:
     assert with_import_path({"A": "b"}) == {"A": "b", "PYTHONPATH": str(ROOT)}
     assert with_import_path({"PYTHONPATH": "/x"})["PYTHONPATH"] == os.pathsep.join((str(ROOT), "/x"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sample", "--input", "x", "--tp", "65"), "--tp must be an integer from 1 to 64, not 65"),
+        (("sample", "--input", "x", "--tp", "two"), "--tp must be an integer from 1 to 64, not 'two'"),
+        (("sample", "--input", "x", "--draws", "-1"), "--draws must be an integer of at least 0, not -1"),
+        (("sample", "--input", "x", "--nan-policy", "no"), "--nan-policy must be 'error' or 'sanitize', not 'no'"),
+        (("sample", "--input", "x", "--device", "tpu"), "--device must be 'auto', 'cpu' or 'cuda', not 'tpu'"),
+        (("generate", "--grammar-timeout", "0", "hi"), "--grammar-timeout must be a number of at least 0.1, not 0"),
+        (("generate", "--max-model-len", "1", "hi"), "--max-model-len must be an integer of at least 2, not 1"),
+        (("generate", "--temperature", "hot", "hi"), "--temperature must be a number, not 'hot'"),
+    ],
+)
+def test_a_value_out_of_range_is_told_with_the_range(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_command(list(arguments))
+    assert str(caught.value) == message

@@ -46,6 +46,7 @@ def test_a_line_with_a_key_twice_is_wrong_alone(tmp_path: Path) -> None:
     wrong, right, cut = read_lines(str(path))
     assert wrong.error is not None
     assert (wrong.user_id, wrong.error.message) == ("x", "line 1: the key 'seed' stands twice in one object")
+    assert wrong.error.param == "seed"
     assert right.error is None
     assert cut.error is not None
     assert cut.error.message.startswith("line 3 is no JSON")

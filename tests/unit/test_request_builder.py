@@ -461,3 +461,9 @@ def test_min_tokens_beyond_what_the_default_allows_is_refused() -> None:
 def test_a_key_that_stands_twice_is_refused() -> None:
     with pytest.raises(RequestError, match=r"^the request is ambiguous: the key 'seed' stands twice in one object$"):
         builder().parse('{"prompt": "ab", "seed": 1, "seed": 2}')
+
+
+def test_the_key_that_stands_twice_is_the_param() -> None:
+    with pytest.raises(RequestError) as caught:
+        builder().parse('{"prompt": "ab", "seed": 1, "seed": 2}')
+    assert caught.value.info.param == "seed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -47,7 +48,9 @@ def test_numbers_and_names_of_what_is_no_number() -> None:
     assert step.logits[3:] == [math.inf, -math.inf, 3.4e38]
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**39), 1e39, "1", "Infinity", True, None, [1], {}])
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**39), 1e39, math.inf, -math.inf, math.nan, "1", "NaN", "Infinity", True, None, [1], {}]
+)
 def test_a_logit_that_is_none_is_named(value: Any) -> None:
     with pytest.raises(SampleLineError, match=r"^logits\[1\] is .* is needed$") as caught:
         parse_step({"logits": [0.5, value]})
@@ -135,3 +138,14 @@ def test_an_unknown_parameter_is_refused_though_it_is_null(name: str) -> None:
     assert caught.value.info.param == name
     known = dict.fromkeys((*VALUES, *STEP_FIELDS, *SHORT_NAMES, *REFUSED))
     assert parse_step({"logits": [0.5], "params": known}).ignored == []
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_none_is_refused_in_logits_and_params_alike(text: str) -> None:
+    number = json.loads(text)
+    with pytest.raises(SampleLineError) as caught:
+        parse_step({"logits": [0.5, number]})
+    assert caught.value.info.param == "logits"
+    with pytest.raises(SampleLineError) as caught:
+        parse_step({"logits": [0.5], "params": {"temperature": number}})
+    assert caught.value.info.param == "temperature"

@@ -15,7 +15,8 @@ from simulated_ranks import SimulatedRank, SlicedSampler, mask_of, run_simulated
 
 from sampler.batch import SamplingBatchInfo
 from sampler.params import ProcessorCall, RowSampling, SamplingParams, SamplingParamsError
-from sampler.processors import ENTRY_POINT_GROUP, ProcessorLoadError, ProcessorRegistry, load_processors
+from sampler.processor_names import ENTRY_POINT_GROUP, ProcessorLoadError
+from sampler.processors import ProcessorRegistry, load_processors
 from sampler.sampler import RowReason, Sampler
 
 _VOCAB = 64 * 32
@@ -280,7 +281,7 @@ def test_entry_points_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(group)
         return [Point]
 
-    monkeypatch.setattr("sampler.processors.entry_points", points)
+    monkeypatch.setattr("sampler.processor_names.entry_points", points)
     assert load_processors().names == ("from_a_package",)
     assert asked == [ENTRY_POINT_GROUP]
 
@@ -290,6 +291,8 @@ def test_entry_points_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["nothing"], "module:name is needed"),
         (["a:b.c"], "module:name is needed"),
+        ([":x"], "module:name is needed"),
+        (["a..b:x"], "module:name is needed"),
         (["no_such_module_at_all:x"], "No module named 'no_such_module_at_all'"),
         (["example_processors:nowhere"], "has no attribute 'nowhere'"),
         (["example_processors:not_a_processor"], "is no processor"),

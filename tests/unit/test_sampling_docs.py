@@ -18,8 +18,8 @@ from launch.cli import sample
 from launch.sample_lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, SampleLineError, SampleRecord, parse_step
 from sampler import params
 from sampler.params import RowSampling, SamplingParams, SamplingParamsError
+from sampler.processor_names import ENTRY_POINT_GROUP
 from sampler.processors import (
-    ENTRY_POINT_GROUP,
     LogitProcessor,
     ProcessorRegistry,
     ProcessorRows,
