@@ -12,10 +12,10 @@ from grammar_sync.regular.formats import format_rules
 from grammar_sync.regular.language import MAX_COUNTED_LENGTH
 from grammar_sync.regular.parse import MAX_GROUP_DEPTH
 from grammar_sync.regular.syntax import MAX_REPEAT
-from grammar_sync.schema.grammar import MAX_ITEMS, MAX_LENGTH
+from grammar_sync.schema.grammar import MAX_ITEMS, MAX_LENGTH, MAX_RULES
 from grammar_sync.schema.keywords import KEYWORDS
 from grammar_sync.schema.numbers import MAX_DIGITS
-from grammar_sync.schema.walk import MAX_ALTERNATIVES
+from grammar_sync.schema.walk import MAX_ALTERNATIVES, MAX_STEPS
 from grammar_sync.vetting.messages import VettingLimits
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "grammars.md"
@@ -50,6 +50,9 @@ def _limits() -> str:
         ),
         ("Values of an `enum` or a `choice`", f"{spec.MAX_ENUM_VALUES:,}"),
         ("Different `$ref` targets", f"{spec.MAX_REFERENCES}"),
+        ("Steps in which a schema is taken apart", f"{MAX_STEPS:,}"),
+        ("Rules that a schema becomes", f"{MAX_RULES:,}"),
+        ("Items that llguidance keeps at one place of an output", "2,000: hundreds of required properties, say"),
         ("Properties of one object", f"{spec.MAX_PROPERTIES:,}"),
         ("Entries of an `anyOf`, `oneOf`, `allOf` or `prefixItems`", f"{spec.MAX_BRANCHES}"),
         ("Alternatives that `anyOf`, `oneOf`, `if` and `not` at one place multiply to", f"{MAX_ALTERNATIVES}"),

@@ -201,7 +201,9 @@ class _Parser:
         if named and (self.dialect == "regex" or not self._peek("?P")):
             self.at = named.end()
             return
-        raise RegularError("a kind of group that is not supported (flags, conditionals, atomic groups)", start)
+        raise RegularError(
+            "a kind of group that is not supported (flags, comments, conditionals, atomic groups)", start
+        )
 
     def _escape(self, start: int) -> Node:
         following = self.text[self.at : self.at + 1]

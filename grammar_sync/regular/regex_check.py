@@ -16,6 +16,7 @@ _GROUPS: Final = (
     (re.compile(r"\?P?<|\?'"), "a named group"),
     (re.compile(r"\?\("), "a conditional group"),
     (re.compile(r"\?>"), "an atomic group"),
+    (re.compile(r"\?#"), "a comment"),
     (re.compile(r"\?(?!:)"), "flags"),
 )
 _ESCAPES: Final = {

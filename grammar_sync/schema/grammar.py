@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
-
-import jsonschema
 
 from grammar_sync.engines.prepared import CompileError, Finding
 from grammar_sync.regular.chars import RegularError
-from grammar_sync.regular.formats import format_language, format_rules
 from grammar_sync.regular.language import MAX_COUNTED_LENGTH, Language, words
 from grammar_sync.schema.arrays import MAX_COUNTED_STATES as MAX_ITEM_STATES
 from grammar_sync.schema.arrays import MAX_DIFFERENT_ITEMS, Counted, different, listed
-from grammar_sync.schema.document import Conjunction, Document
+from grammar_sync.schema.document import Conjunction, Document, pointer
 from grammar_sync.schema.goals import value_key
 from grammar_sync.schema.layout import Layout
 from grammar_sync.schema.numbers import number_language
@@ -31,16 +27,28 @@ from grammar_sync.schema.objects import (
     regions,
 )
 from grammar_sync.schema.oracle import Oracle
-from grammar_sync.schema.productions import NOTHING, Call, Expression, Literal, Terminal, options, productive, sequence
+from grammar_sync.schema.productions import (
+    NOTHING,
+    Call,
+    Expression,
+    Literal,
+    NoOutputError,
+    Terminal,
+    options,
+    productive,
+    sequence,
+)
 from grammar_sync.schema.state import Arrays, Numbers, Objects, State, Strings
 from grammar_sync.schema.strings import (
     TextError,
+    format_checker,
     known_format,
     name_matches,
     narrowing,
     natural_lengths,
     string_language,
     string_terminal,
+    wrong_pattern,
 )
 from grammar_sync.schema.walk import SchemaWalk
 from grammar_sync.spec import GrammarOptions
@@ -85,28 +93,16 @@ def schema_grammar(source: str, options_: GrammarOptions) -> SchemaGrammar:
     return _Builder(json.loads(source), options_).build()
 
 
-def _format_checker() -> jsonschema.FormatChecker:
-    checker = jsonschema.FormatChecker(formats=())
-    for rule in format_rules():
-        language = format_language(rule.name)
-        if language is not None:
-            checker.checks(rule.name)(partial(_is_of, language))
-    return checker
-
-
-def _is_of(language: Language, value: object) -> bool:
-    return not isinstance(value, str) or language.fullmatch(value)
-
-
 class _Builder:
     def __init__(self, schema: Any, options_: GrammarOptions) -> None:
         self._options = options_
         self._layout = Layout(options_)
         document = Document(schema)
-        oracle = Oracle(document, _format_checker())
+        oracle = Oracle(document, format_checker())
         self._walk = SchemaWalk(document, oracle, known_format, self._name_matches, strict=options_.strict)
         self._rules: dict[str, Expression | Terminal] = {}
         self._values: dict[Conjunction, Call] = {}
+        self._places: dict[str, str] = {}
         self._terminals: dict[Strings | Numbers, Call | None] = {}
         self._names_known: dict[Names, Call | None] = {}
         self._waiting: list[tuple[str, Callable[[], Expression]]] = []
@@ -122,14 +118,18 @@ class _Builder:
         while self._waiting:
             name, build = self._waiting.pop()
             self._rules[name] = build()
-        rules = productive(self._rules, ROOT)
+        try:
+            rules = productive(self._rules, ROOT)
+        except NoOutputError as error:
+            place = next((self._places[name] for name in reversed(error.rules) if name in self._places), "")
+            raise CompileError(f"{place or 'the schema'}: {error}: nothing is valid here") from error
         return SchemaGrammar(rules, tuple(self._walk.not_enforced), (*self._walk.rewritten, *self._rewritten))
 
     def _name_matches(self, pattern: str, name: str) -> bool:
         try:
             return name_matches(pattern, name)
         except RegularError as error:
-            raise CompileError(f"patternProperties: {error}") from error
+            raise CompileError(f"patternProperties: {pattern!r}: {error}") from error
 
     def _add_rule(self, build: Callable[[], Expression]) -> Call:
         name = self._fresh("r")
@@ -152,6 +152,7 @@ class _Builder:
         if conjunction not in self._values:
             name = self._fresh("v")
             self._values[conjunction] = Call(name)
+            self._places[name] = conjunction[0][0].path if conjunction else ""
             self._waiting.append((name, lambda: self._body(conjunction)))
         return self._values[conjunction]
 
@@ -373,7 +374,9 @@ class _Builder:
             try:
                 names = self._region_names(region.names, allowed)
             except RegularError as error:
-                self._walk.refuse(path, "patternProperties", str(error))
+                wrong = wrong_pattern(region.names.patterns)
+                place = path if wrong is None else pointer(self._walk.place(path, ("patternProperties",)), wrong)
+                self._walk.refuse(place, "patternProperties", str(error))
                 names = self._region_names(replace(region.names, patterns=(), names=()), None)
             if names is not None:
                 found.append(sequence(names, self._layout.colon, self._value(region.value)))

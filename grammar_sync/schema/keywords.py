@@ -86,9 +86,11 @@ KEYWORDS: Final[Mapping[str, Enforcement]] = {
     ),
     "maxProperties": Enforcement("exact"),
     "propertyNames": Enforcement("exact", "", "no"),
-    "dependentRequired": Enforcement("exact"),
-    "dependentSchemas": Enforcement("exact"),
-    "dependencies": Enforcement("exact", "in every draft"),
+    "dependentRequired": Enforcement(
+        "exact", "names that no schema declares come last, what is required before what requires it"
+    ),
+    "dependentSchemas": Enforcement("exact", "names that no schema declares come last"),
+    "dependencies": Enforcement("exact", "in every draft; the order is that of the other two"),
     "$ref": Enforcement("exact", "within the document: pointers, anchors, identifiers"),
     "$dynamicRef": Enforcement("conditions", "where one place in the document can be meant"),
     "$recursiveRef": Enforcement("conditions", "where one place in the document can be meant"),

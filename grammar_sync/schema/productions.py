@@ -146,11 +146,23 @@ def calls(expression: Expression | Terminal) -> Iterator[str]:
             stack.append(found.body)
 
 
+class NoOutputError(CompileError):
+    """A grammar has no text at all.
+
+    Args:
+        rules: The rules that none has, from the root on: each is needed by the one before it.
+    """
+
+    def __init__(self, rules: tuple[str, ...]) -> None:
+        super().__init__("the grammar allows no output at all")
+        self.rules = rules
+
+
 def productive(rules: Rules, root: str) -> dict[str, Expression | Terminal]:
     """Returns the rules that lead from ``root`` to some text, without the options that lead nowhere.
 
     Raises:
-        CompileError: None does.
+        NoOutputError: None does.
     """
     known = {name for name, body in rules.items() if isinstance(body, Terminal)}
     callers: dict[str, list[str]] = {}
@@ -166,7 +178,7 @@ def productive(rules: Rules, root: str) -> dict[str, Expression | Terminal]:
             known.add(name)
             waiting.extend(callers.get(name, ()))
     if root not in known:
-        raise CompileError("the grammar allows no output at all")
+        raise NoOutputError(_dead_ends(rules, root, known))
     kept: dict[str, Expression | Terminal] = {}
     stack = [root]
     while stack:
@@ -176,6 +188,26 @@ def productive(rules: Rules, root: str) -> dict[str, Expression | Terminal]:
             kept[name] = body if isinstance(body, Terminal) else _without(body, known)
             stack.extend(dict.fromkeys(calls(kept[name])))
     return {name: kept[name] for name in rules if name in kept}
+
+
+def _dead_ends(rules: Rules, root: str, known: set[str]) -> tuple[str, ...]:
+    """Returns the rules without a text that ``root`` needs, each needed by the one before it."""
+    found: dict[str, None] = {}
+    name: str | None = root
+    while name is not None and name not in found:
+        found[name] = None
+        body = rules[name]
+        name = None if isinstance(body, Terminal) else _needed(body, known)
+    return tuple(found)
+
+
+def _needed(body: Expression, known: set[str]) -> str | None:
+    """Returns a rule without a text that an expression cannot do without; None where it is at an end for itself."""
+    if isinstance(body, Call):
+        return body.rule
+    if isinstance(body, Sequence):
+        return next((_needed(part, known) for part in body.parts if not _reaches(part, known)), None)
+    return _needed(body.body, known) if isinstance(body, Repeated) else None
 
 
 def _reaches(body: Expression, known: set[str]) -> bool:

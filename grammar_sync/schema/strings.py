@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterable
+from functools import lru_cache, partial
 from typing import Final
+
+import jsonschema
 
 from grammar_sync.engines.prepared import Finding
 from grammar_sync.regular.chars import RegularError
-from grammar_sync.regular.formats import format_language, format_rule
+from grammar_sync.regular.formats import format_language, format_rule, format_rules
 from grammar_sync.regular.language import Language, not_pattern, pattern, strings, whole_regex, words
 from grammar_sync.schema.productions import Terminal
 from grammar_sync.schema.state import Strings, TextConstraint
@@ -39,14 +42,29 @@ def _pattern(text: str, *, positive: bool) -> Language:
     return pattern(text) if positive else not_pattern(text)
 
 
+def format_checker() -> jsonschema.FormatChecker:
+    """Returns what judges values by the formats that are known here."""
+    checker = jsonschema.FormatChecker(formats=())
+    for rule in format_rules():
+        language = format_language(rule.name)
+        if language is not None:
+            checker.checks(rule.name)(partial(_is_of, language))
+    return checker
+
+
+def _is_of(language: Language, value: object) -> bool:
+    return not isinstance(value, str) or language.fullmatch(value)
+
+
 def known_format(name: str) -> bool:
     """Returns whether a format's name says which strings are valid."""
     return format_rule(name).status in ("exact", "narrower", "refused")
 
 
-def is_annotation(name: str) -> bool:
-    """Returns whether a format is known to say nothing about which strings are valid."""
-    return format_rule(name).status == "annotation"
+def annotation_note(name: str) -> str:
+    """Returns why a format that is not enforced says nothing about which values are valid."""
+    rule = format_rule(name)
+    return f"the format {name!r} is " + (f"an annotation ({rule.note})" if rule.status == "annotation" else "not known")
 
 
 def name_matches(text: str, name: str) -> bool:
@@ -68,6 +86,16 @@ def pattern_language(text: str, *, positive: bool) -> Language:
         RegularError: The pattern is wrong or no regular language.
     """
     return _pattern(text, positive=positive)
+
+
+def wrong_pattern(texts: Iterable[str]) -> str | None:
+    """Returns the first pattern that is wrong, or no regular language, by itself."""
+    for text in texts:
+        try:
+            pattern_language(text, positive=True)
+        except RegularError:
+            return text
+    return None
 
 
 def constraint_language(constraint: TextConstraint) -> Language:

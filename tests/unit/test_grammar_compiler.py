@@ -304,6 +304,7 @@ BAD_GRAMMARS = [
     ({"regex": r"\p{L}+"}, "Unicode property at position 0"),
     ({"regex": r"\bfoo\b"}, "word boundary at position 0"),
     ({"regex": "(?i)a"}, "flags at position 0"),
+    ({"regex": "a(?#x)"}, "a comment at position 1"),
     ({"regex": "(?P<name>a)"}, "named group at position 0"),
     ({"regex": "([a-z]{1,1000}){1,1000}"}, "multiply to 1000000"),
     ({"ebnf": "root ::= foo"}, "rule foo is not defined at line 1, column 10"),

@@ -217,7 +217,11 @@ REFUSED: list[tuple[Any, str]] = [
     ({"minimum": "1"}, "^/minimum is '1', expected a number"),
     ({"required": "a"}, "^/required is 'a', expected a list of names"),
     ({"properties": {"a": 3}}, "^/properties/a is no JSON Schema"),
-    ({"type": "integer", "minimum": 2, "maximum": 1}, "allows no output at all"),
+    ({"type": "integer", "minimum": 2, "maximum": 1}, "^the schema: the grammar allows no output at all"),
+    ({"properties": {"a": {"type": "object", "required": ["b"], "properties": {"b": {"enum": [1], "type": "string"}}}},
+      "required": ["a"], "type": "object"}, "^/properties/a/properties/b: the grammar allows no output at all"),
+    ({"type": "object", "patternProperties": {"^a": {}, "(": {}}}, r"^/patternProperties/\(: a group that is not"),
+    ({"properties": {"x": {}}, "patternProperties": {"(?i)a": {}}}, r"^patternProperties: '\(\?i\)a': a kind of group"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allows no output at all"),
     ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "allows no output at all"),
     ({"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1}}, "$ref": "#/$defs/n"},
@@ -248,6 +252,18 @@ def test_unknown_formats_pass_and_are_said() -> None:
     grammar = json_taker({"type": "string", "format": "phone-number"})
     assert [(finding.path, finding.keyword) for finding in grammar.prepared.not_enforced] == [("/format", "format")]
     assert grammar.takes('"anything"')
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("int32", "the format 'int32' is an annotation (about numbers, not strings): any value passes"),
+        ("binary", "the format 'binary' is an annotation (any data): any value passes"),
+        ("phone-number", "the format 'phone-number' is not known: any value passes"),
+    ],
+)
+def test_formats_that_say_nothing_are_told_apart(name: str, told: str) -> None:
+    assert [finding.message for finding in json_taker({"format": name}).prepared.not_enforced] == [told]
 
 
 def test_undeclared_properties_are_left_out_and_it_is_said() -> None:
