@@ -9,7 +9,7 @@ from typer import BadParameter
 from typer.core import TyperArgument, TyperOption
 from typer.exceptions import TyperException
 
-from runtime.shown_value import shown
+from sampler.shown_value import shown
 
 _KINDS = {"integer": "an integer", "number": "a number"}
 

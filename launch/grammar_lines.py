@@ -10,7 +10,7 @@ from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarErro
 from launch.options import CheckGrammarCommand
 from launch.request_file import InputLine, read_lines
 from runtime.messages import ErrorInfo
-from runtime.shown_value import shown
+from sampler.shown_value import shown
 
 COMMAND_LINE_ID = "command-line"
 

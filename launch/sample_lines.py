@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from runtime.messages import ErrorInfo
-from runtime.shown_value import shown
 from sampler.params import MAX_CHOICES, RowSampling, SamplingParams, SamplingParamsError
+from sampler.shown_value import kind_of, shown
 
 SHORT_NAMES = {
     "frequency": "frequency_penalty",
@@ -148,7 +148,7 @@ def _params(fields: Mapping[str, Any]) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise SampleLineError(f"params is a {type(given).__name__}: an object is needed", "params")
+        raise SampleLineError(f"params is {kind_of(given)}: an object is needed", "params")
     params: dict[str, Any] = {}
     for short, value in given.items():
         name = SHORT_NAMES.get(str(short), str(short))

@@ -15,7 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from runtime.shown_value import shown
+from sampler.shown_value import shown
 
 # What the expressions of a template may raise when a message has not the shape that the template expects.
 _RENDER_ERRORS: Final = (

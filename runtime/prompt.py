@@ -9,10 +9,10 @@ from grammar_sync.thinking import ReasoningMarkers
 from runtime.chat_template import ChatTemplateError
 from runtime.request_error import RequestError
 from runtime.request_limits import RequestLimits
-from runtime.shown_value import shown
 from runtime.thinking_fields import ThinkingFields, is_open
 from runtime.tokenizer import Tokenizer
 from runtime.tool_prompt import messages_for_plain_template, speaks_of_tools
+from sampler.shown_value import kind_of, shown
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 """The request fields of which exactly one is given."""
@@ -99,7 +99,7 @@ class PromptReader:
         elif isinstance(value, str):
             ids, end = self._encode_text(name, value, add_special_tokens=add_special_tokens), value
         else:
-            raise RequestError(f"prompt is a {type(value).__name__}: a string is needed", name)
+            raise RequestError(f"prompt is {kind_of(value)}: a string is needed", name)
         if not ids:
             raise RequestError(f"{name} has no tokens: at least one is needed", name)
         return name, ids, end
@@ -136,7 +136,7 @@ class PromptReader:
     def _checked_ids(self, name: str, value: Any) -> list[int]:
         vocab_size = self._limits.vocab_size
         if not isinstance(value, list):
-            raise RequestError(f"{name} is a {type(value).__name__}: a list of ids is needed", name)
+            raise RequestError(f"{name} is {kind_of(value)}: a list of ids is needed", name)
         for position, token_id in enumerate(value):
             if type(token_id) is not int or not 0 <= token_id < vocab_size:
                 raise RequestError(

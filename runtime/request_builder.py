@@ -13,11 +13,11 @@ from runtime.prompt import PROMPT_FIELDS, PromptReader
 from runtime.request_error import RequestError, parse_object
 from runtime.request_limits import RequestLimits
 from runtime.scheduling_fields import SCHEDULING_FIELDS, SchedulingFieldError, cache_salt_of, priority_of
-from runtime.shown_value import shown
 from runtime.thinking_fields import THINKING_FIELDS, ThinkingError, ThinkingFields, parse_thinking, rules_of
 from runtime.tokenizer import Tokenizer
 from sampler.params import SamplingParams, SamplingParamsError
 from sampler.processors import ProcessorRegistry
+from sampler.shown_value import shown
 
 _CHECKED_ELSEWHERE = ("id", "tools", *SCHEDULING_FIELDS, *GRAMMAR_FIELDS, *GRAMMAR_OPTION_FIELDS, *THINKING_FIELDS)
 _PROMPT_TOKENS = "prompt_tokens"

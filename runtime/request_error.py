@@ -7,6 +7,7 @@ from typing import Any
 
 from grammar_sync.json_text import DuplicateKeyError, parse_json
 from runtime.messages import ErrorInfo
+from sampler.shown_value import kind_of
 
 
 class RequestError(ValueError):
@@ -36,7 +37,7 @@ def parse_object(body: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the request is no JSON: {error}", None) from error
     if not isinstance(fields, dict):
-        raise RequestError(f"the request is a JSON {type(fields).__name__}: an object is needed", None)
+        raise RequestError(f"the request is {kind_of(fields)}: an object is needed", None)
     for name, value in fields.items():
         _check_is_text(name, value)
     return fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.shown_value import shown
+from sampler.shown_value import shown
 
 SCHEDULING_FIELDS = ("priority", "cache_salt")
 _MAX_PRIORITY = 2**31 - 1

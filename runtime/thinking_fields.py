@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
-from runtime.shown_value import shown
+from sampler.shown_value import shown
 
 THINKING_FIELDS = ("enable_thinking", "thinking_budget", "strict_thinking")
 """The request fields about thinking."""

@@ -12,6 +12,8 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from sampler.shown_value import shown
+
 GREEDY_TEMPERATURE = 1e-6
 MAX_SEED = 2**64 - 1
 MAX_CHOICES = 128
@@ -231,14 +233,7 @@ def _check_listed(name: str, value: object, vocab_size: int) -> object:
 
 
 def _refuse(name: str, value: object, allowed: str) -> NoReturn:
-    if isinstance(value, int) and value.bit_length() > 128:
-        shown = f"an integer of {value.bit_length()} bits"
-    else:
-        try:
-            shown = text if len(text := repr(value)) <= 80 else f"{text[:77]}..."
-        except RecursionError:
-            shown = f"a deeply nested {type(value).__name__}"
-    raise SamplingParamsError(name, f"{name} must be {allowed}, not {shown}")
+    raise SamplingParamsError(name, f"{name} must be {allowed}, not {shown(value)}")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> int:

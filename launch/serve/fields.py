@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from grammar_sync.json_text import DuplicateKeyError, parse_json
 from launch.serve.errors import HttpError
+from sampler.shown_value import kind_of
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<place>.*)`$", re.DOTALL)
@@ -73,7 +74,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     except ValueError as error:
         raise HttpError(400, f"the body is no JSON: {error}") from None
     if not isinstance(value, dict):
-        raise HttpError(400, f"the body is a JSON {type(value).__name__}: an object is needed")
+        raise HttpError(400, f"the body is {kind_of(value)}: an object is needed")
     return {name: item for name, item in value.items() if item is not None}
 
 

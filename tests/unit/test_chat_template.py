@@ -85,7 +85,7 @@ def test_the_messages_are_not_changed() -> None:
         (None, "messages must be a list of at least one message"),
         ({"role": "user", "content": "x"}, "messages must be a list of at least one message"),
         ([USER, "hi"], "messages[1] must be an object with role and content, got str"),
-        ([USER, {"content": "x"}], "messages[1].role must be a non-empty string, got None"),
+        ([USER, {"content": "x"}], "messages[1].role must be a non-empty string, got null"),
         ([{"role": 3, "content": "x"}], "messages[0].role must be a non-empty string, got 3"),
         ([{"role": "", "content": "x"}], "messages[0].role must be a non-empty string, got ''"),
         ([USER, USER, {"role": "user"}], "messages[2].content is missing"),
@@ -97,7 +97,7 @@ def test_the_messages_are_not_changed() -> None:
             [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}],
             "messages[0].content[1] must be a part of type 'text', got 'image_url'",
         ),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text must be a string, got None"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text must be a string, got null"),
     ],
 )
 def test_a_wrong_message_is_named(messages: Any, message: str) -> None:

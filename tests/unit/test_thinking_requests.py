@@ -150,7 +150,7 @@ def test_budget_and_strict_ask_for_thinking() -> None:
         ({"enable_thinking": "yes"}, "enable_thinking", "must be true or false, not 'yes'"),
         ({"strict_thinking": 1}, "strict_thinking", "must be true or false, not 1"),
         ({"thinking_budget": -1}, "thinking_budget", f"an integer from 0 to {MAX_LEN}, not -1"),
-        ({"thinking_budget": True}, "thinking_budget", "not True"),
+        ({"thinking_budget": True}, "thinking_budget", "not true"),
         ({"thinking_budget": 501}, "thinking_budget", "not 501"),
         ({"thinking_budget": 1.5}, "thinking_budget", "not 1.5"),
         ({"thinking_budget": 5, "enable_thinking": False}, "thinking_budget", "enable_thinking is false"),
