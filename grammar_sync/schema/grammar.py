@@ -99,7 +99,7 @@ class _Builder:
         self._layout = Layout(options_)
         document = Document(schema)
         oracle = Oracle(document, format_checker())
-        self._walk = SchemaWalk(document, oracle, known_format, self._name_matches, strict=options_.strict)
+        self._walk = SchemaWalk(document, oracle, known_format, name_matches, strict=options_.strict)
         self._rules: dict[str, Expression | Terminal] = {}
         self._values: dict[Conjunction, Call] = {}
         self._places: dict[str, str] = {}
@@ -124,12 +124,6 @@ class _Builder:
             place = next((self._places[name] for name in reversed(error.rules) if name in self._places), "")
             raise CompileError(f"{place or 'the schema'}: {error}: nothing is valid here") from error
         return SchemaGrammar(rules, tuple(self._walk.not_enforced), (*self._walk.rewritten, *self._rewritten))
-
-    def _name_matches(self, pattern: str, name: str) -> bool:
-        try:
-            return name_matches(pattern, name)
-        except RegularError as error:
-            raise CompileError(f"patternProperties: {pattern!r}: {error}") from error
 
     def _add_rule(self, build: Callable[[], Expression]) -> Call:
         name = self._fresh("r")

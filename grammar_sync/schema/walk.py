@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from grammar_sync.engines.prepared import CompileError, Finding
+from grammar_sync.regular.chars import RegularError
 from grammar_sync.schema.document import Conjunction, Document, Schema, conjoin, pointer
 from grammar_sync.schema.goals import Check, Choice, Goal, Goals, Scopes, Update, with_items, with_properties
 from grammar_sync.schema.negative import NEGATIVE, CannotNegateError
@@ -122,7 +123,8 @@ class SchemaWalk:
         parts: list[Conjunction] = []
         for one in record.sets:
             found = [one.properties[name]] if name in one.properties else []
-            found.extend(part for pattern, part in one.patterns if self._name_matches(pattern, name))
+            place = pointer(one.path, "patternProperties")
+            found.extend(part for pattern, part in one.patterns if self._is_matched(pattern, name, place))
             if not found and one.additional is not None:
                 found.append(one.additional)
             parts.extend(found)
@@ -130,7 +132,13 @@ class SchemaWalk:
 
     def matches(self, pattern: str, name: str) -> bool:
         """Returns whether a property's name matches a pattern."""
-        return self._name_matches(pattern, name)
+        return self._is_matched(pattern, name, "patternProperties")
+
+    def _is_matched(self, pattern: str, name: str, place: str) -> bool:
+        try:
+            return self._name_matches(pattern, name)
+        except RegularError as error:
+            raise CompileError(f"{pointer(place, pattern)}: {error}") from error
 
     def satisfies(self, value: object, conjunction: Conjunction) -> bool:
         """Returns whether one value is what a conjunction allows."""

@@ -221,7 +221,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"properties": {"a": {"type": "object", "required": ["b"], "properties": {"b": {"enum": [1], "type": "string"}}}},
       "required": ["a"], "type": "object"}, "^/properties/a/properties/b: the grammar allows no output at all"),
     ({"type": "object", "patternProperties": {"^a": {}, "(": {}}}, r"^/patternProperties/\(: a group that is not"),
-    ({"properties": {"x": {}}, "patternProperties": {"(?i)a": {}}}, r"^patternProperties: '\(\?i\)a': a kind of group"),
+    ({"properties": {"x": {}}, "patternProperties": {"(?i)a": {}}}, r"^/patternProperties/\(\?i\)a: a kind of group"),
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allows no output at all"),
     ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "allows no output at all"),
     ({"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1}}, "$ref": "#/$defs/n"},
