@@ -88,9 +88,9 @@ def test_ends_and_masks_of_nothing(model: Path) -> None:
     assert (banned.finish_reason, banned.token_ids) == ("error", ())
     assert banned.error is not None
     assert "everything is banned or masked" in banned.error
-    assert (dead.finish_reason, tokenizer.decode(dead.token_ids)) == ("error", "x")
+    assert (dead.finish_reason, dead.token_ids) == ("error", ())
     assert dead.error is not None
-    assert dead.error.startswith("the ebnf grammar allows no token here (step ")
+    assert "rule root never comes to an end" in dead.error
     assert (cut.finish_reason, len(cut.token_ids)) == ("length", 3)
     assert plain == outputs(Case(model, (jobs[6],)))[0]
 

@@ -12,12 +12,16 @@ from grammars import END, allowed_ids, encode, local_compiler, small_vocabulary
 from grammar_sync.agreement import GrammarFailure, LocalReport
 from grammar_sync.compiler import CompileOutcome, GrammarCompiler, Pending, ThreadedGrammarCompiler
 from grammar_sync.engines.backend import GrammarBackend
-from grammar_sync.engines.prepared import PreparedGrammar
+from grammar_sync.engines.prepared import CompileError, PreparedGrammar
 from grammar_sync.engines.xgrammar_backend import XGrammarBackend, XGrammarCompiled
 from grammar_sync.manager import GrammarManager, GrammarRefusal, GrammarStateError
 from grammar_sync.spec import GrammarSpec, parse_grammar
 
 VOCABULARY = small_vocabulary()
+
+
+FAILS = "fails"
+"""A regex that can be read, and that the engine is made to refuse."""
 
 
 class CountingBackend:
@@ -30,6 +34,8 @@ class CountingBackend:
 
     def compile(self, prepared: PreparedGrammar) -> XGrammarCompiled:
         self.sources.append(prepared.source)
+        if prepared.source == FAILS:
+            raise CompileError("the engine refuses it")
         compiled = self._backend.compile(prepared)
         assert isinstance(compiled, XGrammarCompiled)
         return compiled
@@ -146,11 +152,11 @@ def test_a_failure_is_one_sequence_s_own(manager: GrammarManager) -> None:
 
 
 def test_a_slow_compile_delays_nobody_else(backend: CountingBackend) -> None:
-    compiler = DelayedCompiler(ThreadedGrammarCompiler(backend), {"slow": 60, "root ::= root": 30})
+    compiler = DelayedCompiler(ThreadedGrammarCompiler(backend), {"slow": 60, FAILS: 30})
     manager = GrammarManager(VOCABULARY, local_compiler(backend, compiler))
     manager.submit(1, spec_of(regex="slow"))
     manager.submit(2, spec_of(regex="quick"))
-    manager.submit(3, spec_of(ebnf="root ::= root"))
+    manager.submit(3, spec_of(regex=FAILS))
     assert reported(manager, [2]).ready == (2,)
     start = time.monotonic()
     report = manager.local_report([1, 3])

@@ -16,9 +16,10 @@ from tiny_checkpoints import TOKENIZER_SIZE, write_tiny_checkpoint
 
 from grammar_sync.engines.backend import CompiledGrammar, GrammarBackend, Matcher, compile_spec
 from grammar_sync.engines.llguidance_backend import LLGuidanceBackend
+from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.masks import MaskFiller, RowFault
-from grammar_sync.spec import parse_grammar
+from grammar_sync.spec import GrammarOptions, parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
 from runtime.assembly import VocabularyMismatchError, grammar_vocabulary
 from runtime.checkpoint import open_checkpoint
@@ -151,7 +152,9 @@ def test_t10_eos_is_the_union_of_tokenizer_generation_and_model_configuration(tm
 
 
 def test_t11_a_grammar_that_leads_nowhere_is_a_fault_of_its_row_alone() -> None:
-    dead = compiled({"ebnf": 'root ::= "x" a\na ::= b\nb ::= a'}).new_matcher()
+    # As no grammar that is read comes to the engine: it would be refused.
+    unread = PreparedGrammar("xgrammar", "ebnf", 'root ::= "x" a\na ::= b\nb ::= a', GrammarOptions())
+    dead = BACKEND.compile(unread).new_matcher()
     assert dead.accept(encode("x")[0])
     filled = FILLER.fill([COMPILED["choice"].new_matcher(), dead])
     assert filled.faults == [RowFault.NONE, RowFault.EMPTY]
