@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from launch.bandwidth import copy_bytes_per_s
@@ -94,7 +94,7 @@ class _DecodeBench:
         self._command, self._config, self._engine, self._ready = command, config, engine, ready
         self._threads = threads_per_rank(command.engine.threads_per_rank, command.engine.world_size)
         self._requests = 0
-        self._source = random.Random(11)  # noqa: S311
+        self._source = np.random.default_rng(11)
 
     def run(self) -> DecodeReport:
         """Returns what was measured."""
@@ -160,7 +160,7 @@ class _DecodeBench:
 
     def _prompts(self, batch: int, length: int) -> list[list[int]]:
         """Returns prompts of which no two begin alike."""
-        return [[self._source.randrange(self._config.vocab_size) for _ in range(length)] for _ in range(batch)]
+        return list(self._source.integers(self._config.vocab_size, size=(batch, length)).tolist())
 
     def _ours(self, prompts: list[list[int]], new_tokens: int, schema: dict[str, Any] | None) -> Times:
         """Returns when the tokens of requests that are sent together came back."""

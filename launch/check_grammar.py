@@ -9,6 +9,7 @@ from typing import NoReturn
 from launch.checks import check_files
 from launch.environment import with_import_path
 from launch.options import CheckGrammarCommand
+from launch.this_process import become
 from runtime.checkpoint import open_checkpoint
 
 
@@ -22,4 +23,4 @@ def become_checker(command: CheckGrammarCommand, argv: list[str]) -> NoReturn:
     open_checkpoint(command.model)
     check_files(command.input_file, command.output_file)
     environ = with_import_path(os.environ) | {"OMP_NUM_THREADS": "1"}
-    os.execve(sys.executable, [sys.executable, "-m", "launch.check_grammar_main", *argv], environ)  # noqa: S606
+    become([sys.executable, "-m", "launch.check_grammar_main", *argv], environ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -238,7 +238,8 @@ def _nodes(engine: EngineOptions, nodes: NodeGroup) -> NodeOptions:
     return NodeOptions(**asdict(nodes))
 
 
-def _path(kind: type, value: object) -> Path:
-    if kind is not Path or not isinstance(value, str):
-        raise NotImplementedError(f"an option of type {kind.__name__}")
+def _path(kind: type, value: Any) -> Path:
+    """Returns a path of the options; msgspec has what is raised for a value of the wrong type name its field."""
+    if kind is not Path:
+        raise TypeError(f"{kind.__name__} cannot be read from JSON")
     return Path(value)

@@ -16,19 +16,18 @@ if __name__ == "__main__":
 import msgspec
 import torch
 import transformers
-from transformers.generation.streamers import BaseStreamer
 
 from launch.decode_peer import PeerAnswer, PeerJob
 
 
-class _Clock(BaseStreamer):  # type: ignore[misc] # transformers is not typed
-    """Notes when ``generate`` hands over what it has: first the prompts, then the tokens of each step."""
+class _Clock:
+    """A streamer of transformers: notes when it is given something, first the prompts, then the tokens of each step."""
 
     def __init__(self) -> None:
         self.started_s = time.perf_counter()
         self.seconds: list[float] = []
 
-    def put(self, value: torch.Tensor) -> None:  # noqa: ARG002 - transformers' signature
+    def put(self, _value: torch.Tensor) -> None:
         self.seconds.append(time.perf_counter() - self.started_s)
 
     def end(self) -> None:

@@ -10,7 +10,7 @@ def leave_on_signals() -> None:
         signal.signal(number, _leave)
 
 
-def _leave(signum: int, frame: object) -> None:  # noqa: ARG001
+def _leave(signum: int, _frame: object) -> None:
     word = "interrupted" if signum == signal.SIGINT else "terminated"
     os.write(2, f"lockstep: {word}\n".encode())
     os._exit(128 + signum)

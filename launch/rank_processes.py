@@ -14,6 +14,7 @@ from launch.environment import FRONT_PID, RUN_FOLDER, with_import_path
 from launch.exit_codes import ExitCode
 from launch.options import NodeOptions, RankOptions
 from launch.run_folder import RunFolder
+from launch.this_process import become
 
 _TERMINATE_S = 1.0
 
@@ -140,7 +141,7 @@ def replace_by_agent(options: RankOptions, nodes: NodeOptions, argv: list[str]) 
         if value is not None:
             arguments += [name, value]
     command = agent_command(arguments, argv)
-    os.execve(command[0], command, with_import_path(os.environ) | thread_variables(options, here))  # noqa: S606
+    become(command, with_import_path(os.environ) | thread_variables(options, here))
 
 
 def agent_command(arguments: list[str], argv: list[str]) -> list[str]:
@@ -174,9 +175,9 @@ def raise_on_signals() -> None:
     signal.signal(signal.SIGTERM, _raise_terminated)
 
 
-def _raise_interrupted(signum: int, frame: object) -> None:  # noqa: ARG001
+def _raise_interrupted(_signum: int, _frame: object) -> None:
     raise Interrupted
 
 
-def _raise_terminated(signum: int, frame: object) -> None:  # noqa: ARG001
+def _raise_terminated(_signum: int, _frame: object) -> None:
     raise Terminated

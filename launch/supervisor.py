@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from launch.environment import ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
@@ -38,7 +39,7 @@ def _run(argv: list[str]) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             connection.connect(os.environ[ZYGOTE_SOCKET])
-            send_request(connection, ForkRequest(argv, dict(os.environ), os.getcwd()))  # noqa: PTH109 - a string
+            send_request(connection, ForkRequest(argv, dict(os.environ), str(Path.cwd())))
         except OSError as error:
             print(f"lockstep: rank {os.environ['RANK']} cannot reach its zygote: {error}", file=sys.stderr)
             return ExitCode.START_FAILED

@@ -1,9 +1,12 @@
-"""This process as the system sees it: its name and its threads (Linux only)."""
+"""This process as the system sees it: its name and threads (Linux only), and the program that it runs."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 _MAX_LENGTH = 15
 
@@ -20,3 +23,12 @@ def name_process(name: str) -> None:
 def has_threads() -> bool:
     """Whether this process has threads beside its main one, Python's or a library's: then it cannot be forked."""
     return len(list(Path("/proc/self/task").iterdir())) > 1
+
+
+def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replaces this process by ``command``, a program's path and its arguments, with ``environ`` as its environment.
+
+    Raises:
+        OSError: The program cannot be run.
+    """
+    os.execve(command[0], command, environ)  # noqa: S606 - no shell is wanted

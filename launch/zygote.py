@@ -73,7 +73,7 @@ def _run_zygote(listener: socket.socket, parent_pid: int, module: str) -> NoRetu
         gc.enable()
         argv = _Zygote(listener).serve()
         code = rank_main.main(argv)
-    except Exception:  # noqa: BLE001 - the process boundary
+    except Exception:  # noqa: BLE001 - the process boundary: nothing may run on in the agent's code
         traceback.print_exc()
     finally:
         sys.stderr.flush()

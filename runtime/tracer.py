@@ -242,15 +242,15 @@ class _Wrapper:
         vars(pool).update(submit=traced_submit, wait=traced_wait)
 
 
-def _one(given: tuple[Any, ...], result: Any) -> int:  # noqa: ARG001
+def _one(_given: tuple[Any, ...], _result: Any) -> int:
     return 1
 
 
-def _sampling_rows(given: tuple[Any, ...], result: Any) -> int:  # noqa: ARG001
+def _sampling_rows(given: tuple[Any, ...], _result: Any) -> int:
     return len(given[0].sampling_rows)
 
 
-def _constrained_rows(given: tuple[Any, ...], result: Any) -> int:  # noqa: ARG001
+def _constrained_rows(given: tuple[Any, ...], _result: Any) -> int:
     return len(given[0].constrained_rows)
 
 

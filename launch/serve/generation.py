@@ -89,7 +89,7 @@ class EventStream(Response):
         self._submission = submission
         self._events = events
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the ASGI signature
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events; returns early when the client left or does not read."""
         writing = asyncio.ensure_future(self._write(send))
         others = [

@@ -11,6 +11,7 @@ from launch.environment import with_import_path
 from launch.options import ServeCommand
 from launch.rank_processes import replace_by_agent
 from launch.serve.keys import read_keys
+from launch.this_process import become
 
 
 def become_server(command: ServeCommand, argv: list[str], front_endpoint: str | None) -> NoReturn:
@@ -29,5 +30,4 @@ def become_server(command: ServeCommand, argv: list[str], front_endpoint: str | 
     read_keys(command.http.api_key_file, os.environ)
     if front_endpoint is None and command.nodes.nnodes > 1:
         replace_by_agent(command.engine, command.nodes, argv)
-    command_line = [sys.executable, "-m", "launch.serve.main", *argv]
-    os.execve(sys.executable, command_line, with_import_path(os.environ))  # noqa: S606
+    become([sys.executable, "-m", "launch.serve.main", *argv], with_import_path(os.environ))
