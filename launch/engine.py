@@ -285,6 +285,7 @@ def _run(options: EngineOptions, started: Future[_Running]) -> None:
         finally:
             engine.stop()
     except Exception as error:
+        # The thread's boundary: until the engine runs, whoever makes it waits for this, and must hear whatever it was.
         if started.done():
             raise
         started.set_exception(error)

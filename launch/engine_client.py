@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from launch.engine_process import EngineProcess
 from launch.metrics import EngineMetrics
@@ -39,6 +39,7 @@ from runtime.messages import (
 )
 
 _WATCH_S = 0.2
+Answer = TypeVar("Answer", Tokenized, Detokenized)
 
 
 class RequestRefusedError(ValueError):
@@ -284,11 +285,7 @@ class EngineClient:
         Raises:
             RequestRefusedError: A field is wrong.
         """
-        request_id = next(self._ids)
-        answer = await self._ask(Tokenize(request_id, json.dumps(dict(fields))))
-        if not isinstance(answer, Tokenized):
-            raise ClientSocketError(f"the leader answered {type(answer).__name__} to a question for ids")
-        return answer
+        return await self._ask(Tokenize(next(self._ids), json.dumps(dict(fields))), Tokenized)
 
     async def detokenize(self, fields: Mapping[str, Any]) -> Detokenized:
         """Returns the text of ids; ``fields`` as in ``Detokenize``.
@@ -296,11 +293,7 @@ class EngineClient:
         Raises:
             RequestRefusedError: A field is wrong.
         """
-        request_id = next(self._ids)
-        answer = await self._ask(Detokenize(request_id, json.dumps(dict(fields))))
-        if not isinstance(answer, Detokenized):
-            raise ClientSocketError(f"the leader answered {type(answer).__name__} to a question for text")
-        return answer
+        return await self._ask(Detokenize(next(self._ids), json.dumps(dict(fields))), Detokenized)
 
     def forget(self, request_ids: Sequence[int], *, abort: bool) -> None:
         """Drops requests that are under way; later messages of theirs are ignored.
@@ -315,11 +308,13 @@ class EngineClient:
             with suppress(ClientSocketError):
                 self._send([Abort(one) for one in known])
 
-    async def _ask(self, question: Tokenize | Detokenize) -> RequestMessage:
-        answer = await anext(self._start([question.request_id], [question], None))
-        if isinstance(answer[1], Rejected):
-            raise RequestRefusedError(answer[1].error)
-        return answer[1]
+    async def _ask(self, question: Tokenize | Detokenize, wanted: type[Answer]) -> Answer:
+        _, answer = await anext(self._start([question.request_id], [question], None))
+        if isinstance(answer, Rejected):
+            raise RequestRefusedError(answer.error)
+        if not isinstance(answer, wanted):
+            raise ClientSocketError(f"the leader answered {type(answer).__name__}: {wanted.__name__} was asked for")
+        return answer
 
     def _start(self, request_ids: Sequence[int], messages: Sequence[ClientMessage], buffered: int | None) -> Submission:
         if self._closing is not None:

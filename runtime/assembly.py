@@ -121,24 +121,9 @@ def build_engine(
     """
     blocks = VocabularyBlocks(stage.config.vocab_size)
     masks = MaskExchange(link, blocks.slice_of(group.rank, group.size).words)
-    grammars: GrammarRole
-    if first_stage is None:
-        grammars = LaterStageGrammars(link)
-    else:
-        manager = GrammarManager(first_stage.vocabulary, first_stage.compiler, first_stage.reasoning, first_stage.pool)
-        grammars = FirstStageGrammars(manager, masks, group, link)
-        if leader is not None:
-            leader.watch_grammars(manager)
-    sampling = sampler = None
-    if link.is_last:
-        vocabulary = stage.vocabulary
-        sampler = Sampler(
-            group,
-            vocab_size=stage.config.vocab_size,
-            slice_start=vocabulary.start,
-            block_length=vocabulary.block_length,
-            processors=processors,
-        )
+    sampler = _sampler(stage, group, processors) if link.is_last else None
+    sampling = None
+    if sampler is not None:
         sampling = SamplingPart(
             sampler,
             masks,
@@ -152,7 +137,7 @@ def build_engine(
         link=link,
         intake=Intake(group, link, leader),
         scheduler=scheduler,
-        grammars=grammars,
+        grammars=_grammar_role(first_stage, leader, masks, group, link),
         stage=stage,
         cache=stage.new_cache(scheduler.blocks.pool.num_blocks, scheduler.blocks.block_tokens),
         tokens=TokenShare(group, link),
@@ -165,3 +150,28 @@ def build_engine(
     if tracer is not None:
         trace_engine(tracer, engine, parts, None if first_stage is None else first_stage.pool)
     return engine
+
+
+def _grammar_role(
+    first_stage: FirstStagePart | None,
+    leader: LeaderPart | None,
+    masks: MaskExchange,
+    group: TensorParallelGroup,
+    link: StageLink,
+) -> GrammarRole:
+    if first_stage is None:
+        return LaterStageGrammars(link)
+    manager = GrammarManager(first_stage.vocabulary, first_stage.compiler, first_stage.reasoning, first_stage.pool)
+    if leader is not None:
+        leader.watch_grammars(manager)
+    return FirstStageGrammars(manager, masks, group, link)
+
+
+def _sampler(stage: DecoderStage, group: TensorParallelGroup, processors: ProcessorRegistry | None) -> Sampler:
+    return Sampler(
+        group,
+        vocab_size=stage.config.vocab_size,
+        slice_start=stage.vocabulary.start,
+        block_length=stage.vocabulary.block_length,
+        processors=processors,
+    )

@@ -27,7 +27,7 @@ class ProcessorFault:
     is_own: bool
 
 
-def told(error: Exception, *, with_class: bool = True) -> str:
+def told(error: Exception | SystemExit, *, with_class: bool = True) -> str:
     """Returns an exception of a processor as one short line, even where its own text cannot be had."""
     text = " ".join(str(traceback.TracebackException.from_exception(error, limit=0)).split())
     line = f"{type(error).__name__}: {text}".rstrip(": ") if with_class or not text else text

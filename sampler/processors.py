@@ -124,8 +124,9 @@ class ProcessorRegistry:
             try:
                 # What it makes of a copy travels to no rank.
                 self._processors[call.name].check(copy.deepcopy(call.args))
-            except Exception as error:
-                # Foreign code: whatever it raises is its own fault or the arguments', and costs this request alone.
+            except (Exception, SystemExit) as error:
+                # Foreign code: whatever it raises, be it to leave the process, is its own fault or the arguments', and
+                # costs this request alone.
                 is_refusal = isinstance(error, ValueError)
                 if not is_refusal:
                     _LOG.warning("logit processor %s failed to check its arguments", call.name, exc_info=True)
@@ -152,7 +153,7 @@ def _load(spec: str) -> LogitProcessor:
         processor = _made(getattr(importlib.import_module(module), name))
     except (ImportError, AttributeError) as error:
         raise ProcessorLoadError(f"logit processor {spec!r}: {told(error, with_class=False)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Foreign code: its module and its constructor may raise anything, and the launch ends with a line about it.
         raise ProcessorLoadError(f"logit processor {spec!r}: {told(error)}") from error
     if processor is None:
@@ -328,8 +329,9 @@ class ProcessorRunner:
             if given.logits.shape != shape or given.logits.dtype != torch.float32:
                 fault = ProcessorFault(f"logit processor {name} changed the shape or dtype of its rows", is_own=True)
                 _LOG.error("%s", fault.why)
-        except Exception as error:
-            # Foreign code: whatever it raises ends its rows alone, unless it is the group that failed.
+        except (Exception, SystemExit) as error:
+            # Foreign code: whatever it raises, be it to leave the process, ends its rows alone, unless it is the group
+            # that failed.
             if agreement is not None and agreement.in_collective:
                 raise
             fault = ProcessorFault(f"logit processor {name} failed: {told(error)}", is_own=True)

@@ -48,10 +48,7 @@ async def whole_response(
     Raises:
         HttpError: A prompt was refused or failed, or the engine did.
     """
-    try:
-        outputs = await _unless_client_leaves(request, gathered(submission))
-    except ENGINE_ERRORS as error:
-        raise http_error(error, param_names) from error
+    outputs = await _unless_client_leaves(request, gathered(submission), param_names)
     return Response(status_code=_CLIENT_LEFT) if outputs is None else json_response(assembler.whole(outputs))
 
 
@@ -63,10 +60,7 @@ async def stream_response(
     Raises:
         HttpError: A prompt was refused or failed, or the engine did.
     """
-    try:
-        started = await _unless_client_leaves(request, _started(submission))
-    except ENGINE_ERRORS as error:
-        raise http_error(error, param_names) from error
+    started = await _unless_client_leaves(request, _started(submission), param_names)
     if started is None:
         submission.abort()
         return Response(status_code=_CLIENT_LEFT)
@@ -138,12 +132,20 @@ async def _started(submission: Submission) -> bool:
     return True
 
 
-async def _unless_client_leaves(request: Request, work: Coroutine[None, None, Result]) -> Result | None:
-    """Returns what ``work`` does, or None when the client left before."""
+async def _unless_client_leaves(
+    request: Request, work: Coroutine[None, None, Result], param_names: Mapping[str, str]
+) -> Result | None:
+    """Returns what ``work`` does, or None when the client left before.
+
+    Raises:
+        HttpError: A prompt was refused or failed, or the engine did.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_client_left(request.receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
+    except ENGINE_ERRORS as error:
+        raise http_error(error, param_names) from error
     finally:
         for task in (working, leaving):
             task.cancel()

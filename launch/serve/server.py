@@ -15,6 +15,7 @@ import uvicorn
 from launch.cli import UsageError
 from launch.engine_client import EngineClient
 from launch.engine_process import EngineProcess, start_or_attach, wait_until_ready
+from launch.environment import API_KEY
 from launch.exit_codes import ExitCode
 from launch.metrics import EngineMetrics
 from launch.options import HttpOptions, ServeCommand
@@ -44,6 +45,8 @@ def run_serve(command: ServeCommand, argv: list[str], front_endpoint: str | None
         RanksFailedError: The ranks failed.
     """
     keys = read_keys(command.http.api_key_file, os.environ)
+    # Ranks have no use for a secret.
+    os.environ.pop(API_KEY, None)
     listener = _listener(command.http)
     engine = start_or_attach(command.engine, argv, front_endpoint)
     try:

@@ -151,12 +151,13 @@ def test_ranks_that_ask_differently_end_those_rows(how: str) -> None:
     assert output.token_ids[1:].tolist() == alone.token_ids.tolist()
 
 
+@pytest.mark.parametrize(("how", "cause"), [("raise", "RuntimeError: broken"), ("leave", "SystemExit: 3")])
 @pytest.mark.parametrize("name", ["faulty", "faulty_asking"])
-def test_the_lowest_rank_whose_processor_failed_is_named_with_the_cause(name: str) -> None:
-    rows = [_row(), _row((name, {"how": "raise", "at": 32 * 32}))]
+def test_the_lowest_rank_whose_processor_failed_is_named_with_the_cause(name: str, how: str, cause: str) -> None:
+    rows = [_row(), _row((name, {"how": how, "at": 32 * 32}))]
     output = _sampler(4).sample(_logits(2), rows, [0, 0])
     assert output.fault_ranks.tolist() == [-1, 2]
-    assert output.failures == {1: f"logit processor {name} failed: RuntimeError: broken"}
+    assert output.failures == {1: f"logit processor {name} failed: {cause}"}
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ class Refusing:
 
     needs_row_values = False
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception | SystemExit) -> None:
         self._error = error
 
     def check(self, args: Mapping[str, Any]) -> None:
@@ -340,9 +341,10 @@ class Refusing:
         (ValueError(), "ValueError"),
         (ValueError("x" * 900), r"x+\.\.\."),
         (Untold(), "Untold: .*failed>"),
+        (SystemExit(3), "SystemExit: 3"),
     ],
 )
-def test_whatever_a_check_raises_refuses_the_request_alone(error: Exception, told: str) -> None:
+def test_whatever_a_check_raises_refuses_the_request_alone(error: Exception | SystemExit, told: str) -> None:
     args = {"list": [1]}
     with pytest.raises(SamplingParamsError, match=rf"^logit_processors\[0\].args of odd: ({told})$") as caught:
         ProcessorRegistry({"odd": Refusing(error)}).check((ProcessorCall(name="odd", args=args),))
