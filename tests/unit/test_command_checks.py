@@ -17,10 +17,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama"))
 
 
-def check(tiny: str, *argv: str) -> None:
+def check(tiny: str, *argv: str) -> GenerateCommand:
+    """Returns the command that passed the checks."""
     command = parse_command(["generate", "--model", tiny, "x", *argv])
     assert isinstance(command, GenerateCommand)
     check_command(command)
+    return command
 
 
 def test_a_grammar_cache_is_made(tiny: str, tmp_path: Path) -> None:
@@ -41,4 +43,7 @@ def test_a_grammar_cache_that_cannot_be_used_is_named(tiny: str, tmp_path: Path,
 
 
 def test_defaults_of_every_kind_pass(tiny: str) -> None:
-    check(tiny, "--json-object", "--max-whitespace", "0", "--max-items", "3", "--thinking-budget", "4", "--top-k", "2")
+    given = {"json_object": True, "max_whitespace": 0, "max_items": 3, "thinking_budget": 4, "top_k": 2}
+    argv = ("--json-object", "--max-whitespace", "0", "--max-items", "3", "--thinking-budget", "4", "--top-k", "2")
+    defaults = check(tiny, *argv).defaults
+    assert {name: defaults[name] for name in given} == given
