@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, GrammarSpec, parse_grammar
+from launch.line_error import LineError
 from launch.options import CheckGrammarCommand
 from launch.request_file import InputLine, read_lines
 from runtime.messages import ErrorInfo
@@ -20,19 +21,6 @@ _OPTIONS_OF_KIND: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("json_schema", "json_object", "structural_tag"), _JSON_OPTIONS),
     "ebnf": ("ebnf_root", "root"),
 }
-
-
-class GrammarLineError(ValueError):
-    """A line asks for no grammar that could be checked.
-
-    Args:
-        message: One line naming the field, its value and what is allowed.
-        param: The field at fault.
-    """
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.info = ErrorInfo("invalid_request", message, param)
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,7 @@ def _parse(line: InputLine, defaults: dict[str, Any]) -> GrammarLine:
         kind = _kind(fields)
         texts = _texts(fields)
         expect = _expect(fields, len(texts))
-    except GrammarLineError as error:
+    except LineError as error:
         return GrammarLine(line.user_id, None, error.info)
     ignored = tuple(name for name in fields if name not in (*_OWN_FIELDS, *_OPTIONS_OF_KIND.get(kind, ())))
     options = {name: fields[name] for name in GRAMMAR_OPTION_FIELDS if fields.get(name) is not None}
@@ -107,7 +95,7 @@ def _parse(line: InputLine, defaults: dict[str, Any]) -> GrammarLine:
 def _kind(fields: dict[str, Any]) -> str:
     kind = fields.get("kind")
     if kind not in GRAMMAR_FIELDS:
-        raise GrammarLineError(f"kind is {shown(kind)}: any of {', '.join(GRAMMAR_FIELDS)} is needed", "kind")
+        raise LineError(f"kind is {shown(kind)}: any of {', '.join(GRAMMAR_FIELDS)} is needed", "kind")
     return str(kind)
 
 
@@ -116,7 +104,7 @@ def _texts(fields: dict[str, Any]) -> tuple[str, ...]:
     if texts is None:
         return ()
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise GrammarLineError(f"texts is {shown(texts)}: a list of strings is needed", "texts")
+        raise LineError(f"texts is {shown(texts)}: a list of strings is needed", "texts")
     return tuple(texts)
 
 
@@ -125,7 +113,7 @@ def _expect(fields: dict[str, Any], count: int) -> tuple[bool, ...]:
     if expect is None:
         return (True,) * count
     if not isinstance(expect, list) or len(expect) != count or not all(isinstance(one, bool) for one in expect):
-        raise GrammarLineError(
+        raise LineError(
             f"expect is {shown(expect)}: a list of true and false is needed, one for each of {count} texts", "expect"
         )
     return tuple(expect)

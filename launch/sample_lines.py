@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
+from launch.line_error import LineError
 from runtime.messages import ErrorInfo
 from sampler.params import MAX_CHOICES, RowSampling, SamplingParams, SamplingParamsError
 from sampler.shown_value import kind_of, shown
@@ -30,19 +31,6 @@ MEANINGLESS = ("max_tokens", "n", "stop", "ignore_eos", "prompt_logprobs")
 LARGEST_LOGIT = torch.finfo(torch.float32).max
 _LINE_FIELDS = ("id", "logits", "params", "expect")
 _UNLIMITED_TOKENS = 1 << 31
-
-
-class SampleLineError(ValueError):
-    """A line of the input is no sampling step.
-
-    Args:
-        message: One line naming the field, its value and what is allowed.
-        param: The field at fault.
-    """
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.info = ErrorInfo("invalid_request", message, param)
 
 
 class SampleStep(msgspec.Struct, frozen=True):
@@ -112,21 +100,21 @@ def parse_step(fields: Mapping[str, Any]) -> SampleStep:
     """Returns the sampling step that a line describes, with names as in the case files or as in requests.
 
     Raises:
-        SampleLineError: It is none.
+        LineError: It is none.
     """
     logits = _logits(fields.get("logits"))
     for name in fields:
         if name in SHORT_NAMES or name in STEP_FIELDS or name in SamplingParams.__struct_fields__:
-            raise SampleLineError(f"{name} stands beside params: it is needed inside", name)
+            raise LineError(f"{name} stands beside params: it is needed inside", name)
     given = _params(fields)
     own = {name: given.pop(name) for name in STEP_FIELDS if name in given}
     try:
         params = SamplingParams.parse(given, vocab_size=len(logits), max_model_len=_UNLIMITED_TOKENS)
     except SamplingParamsError as error:
-        raise SampleLineError(str(error), error.param) from error
+        raise LineError(str(error), error.param) from error
     if params.logit_processors:
         message = "logit_processors cannot be replayed from logits alone: give the logits that they returned"
-        raise SampleLineError(message, "logit_processors")
+        raise LineError(message, "logit_processors")
     ids = {name: _ids(name, own.get(name), len(logits)) for name in STEP_FIELDS if name != "choice"}
     row = RowSampling(
         # What may be drawn is told anyway.
@@ -148,14 +136,14 @@ def _params(fields: Mapping[str, Any]) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise SampleLineError(f"params is {kind_of(given)}: an object is needed", "params")
+        raise LineError(f"params is {kind_of(given)}: an object is needed", "params")
     params: dict[str, Any] = {}
     for short, value in given.items():
         name = SHORT_NAMES.get(str(short), str(short))
         if value is None and (name in STEP_FIELDS or name in SamplingParams.__struct_fields__):
             continue
         if name in params:
-            raise SampleLineError(f"{name} has two names here, and is given by both: one of them is needed", name)
+            raise LineError(f"{name} has two names here, and is given by both: one of them is needed", name)
         params[name] = value
     return params
 
@@ -163,9 +151,9 @@ def _params(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _logits(value: Any) -> list[float]:
     needed = "a list of numbers is needed, or of 'nan', 'inf', '-inf'"
     if value is None:
-        raise SampleLineError(f"logits is missing: {needed}", "logits")
+        raise LineError(f"logits is missing: {needed}", "logits")
     if not isinstance(value, list) or not value:
-        raise SampleLineError(f"logits is {shown(value)}: {needed}", "logits")
+        raise LineError(f"logits is {shown(value)}: {needed}", "logits")
     return [_logit(index, one) for index, one in enumerate(value)]
 
 
@@ -173,10 +161,10 @@ def _logit(index: int, value: Any) -> float:
     is_number = type(value) is int or (type(value) is float and math.isfinite(value))
     if not is_number and value not in ("nan", "inf", "-inf"):
         message = f"logits[{index}] is {shown(value)}: a number, 'nan', 'inf' or '-inf' is needed"
-        raise SampleLineError(message, "logits")
+        raise LineError(message, "logits")
     if is_number and abs(value) > LARGEST_LOGIT:
         allowed = f"a number in ±{LARGEST_LOGIT:.7g} (float32), or 'inf',"
-        raise SampleLineError(f"logits[{index}] is {shown(value)}: {allowed} is needed", "logits")
+        raise LineError(f"logits[{index}] is {shown(value)}: {allowed} is needed", "logits")
     return float(value)
 
 
@@ -184,17 +172,17 @@ def _ids(name: str, value: Any, vocab_size: int) -> list[int] | None:
     if value is None:
         return None
     if not isinstance(value, list):
-        raise SampleLineError(f"{name} is {shown(value)}: a list of ids in 0..{vocab_size - 1} is needed", name)
+        raise LineError(f"{name} is {shown(value)}: a list of ids in 0..{vocab_size - 1} is needed", name)
     for index, one in enumerate(value):
         if type(one) is not int or not 0 <= one < vocab_size:
             message = f"{name}[{index}] is {shown(one)}: an integer in 0..{vocab_size - 1} is needed"
-            raise SampleLineError(message, name)
+            raise LineError(message, name)
     return value
 
 
 def _choice(value: Any) -> int:
     if type(value) is not int or not 0 <= value < MAX_CHOICES:
-        raise SampleLineError(f"choice is {shown(value)}: an integer in 0..{MAX_CHOICES - 1} is needed", "choice")
+        raise LineError(f"choice is {shown(value)}: an integer in 0..{MAX_CHOICES - 1} is needed", "choice")
     return value
 
 
@@ -203,6 +191,6 @@ def _bad_words(params: SamplingParams) -> tuple[tuple[int, ...], ...]:
     for word in params.bad_words:
         if isinstance(word, str):
             message = f"bad_words has the text {shown(word)}: there is no tokenizer here, lists of ids are needed"
-            raise SampleLineError(message, "bad_words")
+            raise LineError(message, "bad_words")
         words.append(word)
     return tuple(words)

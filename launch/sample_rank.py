@@ -14,12 +14,13 @@ from rich.progress import Progress, TaskID
 
 from launch.environment import RankEnvironment
 from launch.exit_codes import ExitCode
+from launch.line_error import LineError
 from launch.options import SampleCommand
 from launch.output_file import open_output
 from launch.progress import progress_bar
 from launch.rank_start import bring_up
 from launch.request_file import InputLine, read_lines
-from launch.sample_lines import IdLogprob, SampleLineError, SampleRecord, SampleStep, StepLogprobs, parse_step
+from launch.sample_lines import IdLogprob, SampleRecord, SampleStep, StepLogprobs, parse_step
 from runtime.messages import ErrorInfo
 from runtime.reports import TokenReport, token_reports
 from runtime.row_errors import WHY_NO_TOKEN
@@ -130,7 +131,7 @@ class _Replay:
             return SampleRecord(id=line.user_id, status="ERROR", error=line.error)
         try:
             step = parse_step(line.fields)
-        except SampleLineError as error:
+        except LineError as error:
             return SampleRecord(id=line.user_id, status="ERROR", error=error.info)
         except RecursionError:
             error_info = ErrorInfo("invalid_request", "the line is nested too deeply")

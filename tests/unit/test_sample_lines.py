@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from launch.sample_lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, SampleLineError, parse_step
+from launch.line_error import LineError
+from launch.sample_lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, parse_step
 from sampler.params import SamplingParams
 
 # A value for each parameter, and what stands for it in the step.
@@ -52,7 +53,7 @@ def test_numbers_and_names_of_what_is_no_number() -> None:
     "value", [10**400, -(10**39), 1e39, math.inf, -math.inf, math.nan, "1", "NaN", "Infinity", True, None, [1], {}]
 )
 def test_a_logit_that_is_none_is_named(value: Any) -> None:
-    with pytest.raises(SampleLineError, match=r"^logits\[1\] is .* is needed$") as caught:
+    with pytest.raises(LineError, match=r"^logits\[1\] is .* is needed$") as caught:
         parse_step({"logits": [0.5, value]})
     assert len(str(caught.value)) < 200
     assert caught.value.info.param == "logits"
@@ -60,7 +61,7 @@ def test_a_logit_that_is_none_is_named(value: Any) -> None:
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "bad_words", "prompt", "allowed", "repetition"])
 def test_a_parameter_beside_params_is_not_passed_over(name: str) -> None:
-    with pytest.raises(SampleLineError, match=f"^{name} stands beside params") as caught:
+    with pytest.raises(LineError, match=f"^{name} stands beside params") as caught:
         parse_step({"logits": [1, 2], name: 0})
     assert caught.value.info.param == name
 
@@ -69,7 +70,7 @@ def test_a_parameter_beside_params_is_not_passed_over(name: str) -> None:
     ("name", "value"), [("bad_words", ["x"]), ("logit_processors", [{"name": "nobody_registered_this"}])]
 )
 def test_what_cannot_be_replayed_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(SampleLineError, match=f"^{name} ") as caught:
+    with pytest.raises(LineError, match=f"^{name} ") as caught:
         parse_step({"logits": [1, 2, 3], "params": {name: value}})
     assert caught.value.info.param == name
 
@@ -91,7 +92,7 @@ def test_what_cannot_be_replayed_is_refused(name: str, value: Any) -> None:
     ],
 )
 def test_a_wrong_value_names_its_field(name: str, value: Any) -> None:
-    with pytest.raises(SampleLineError, match=name) as caught:
+    with pytest.raises(LineError, match=name) as caught:
         parse_step({"logits": [1, 2, 3], "params": {name: value}})
     assert caught.value.info.code == "invalid_request"
     assert caught.value.info.param == name
@@ -99,7 +100,7 @@ def test_a_wrong_value_names_its_field(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("short", sorted(SHORT_NAMES))
 def test_one_parameter_by_two_names_is_refused(short: str) -> None:
-    with pytest.raises(SampleLineError, match=f"^{SHORT_NAMES[short]} has two names here"):
+    with pytest.raises(LineError, match=f"^{SHORT_NAMES[short]} has two names here"):
         parse_step({"logits": [1, 2], "params": {short: 1, SHORT_NAMES[short]: 1}})
 
 
@@ -133,7 +134,7 @@ def test_other_fields_of_a_line_are_named() -> None:
 
 @pytest.mark.parametrize("name", ["foo", "top_K"])
 def test_an_unknown_parameter_is_refused_though_it_is_null(name: str) -> None:
-    with pytest.raises(SampleLineError, match=f"^{name} is no sampling parameter") as caught:
+    with pytest.raises(LineError, match=f"^{name} is no sampling parameter") as caught:
         parse_step({"logits": [0.5], "params": {name: None}})
     assert caught.value.info.param == name
     known = dict.fromkeys((*VALUES, *STEP_FIELDS, *SHORT_NAMES, *REFUSED))
@@ -143,9 +144,9 @@ def test_an_unknown_parameter_is_refused_though_it_is_null(name: str) -> None:
 @pytest.mark.parametrize("text", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity"])
 def test_a_number_that_is_none_is_refused_in_logits_and_params_alike(text: str) -> None:
     number = json.loads(text)
-    with pytest.raises(SampleLineError) as caught:
+    with pytest.raises(LineError) as caught:
         parse_step({"logits": [0.5, number]})
     assert caught.value.info.param == "logits"
-    with pytest.raises(SampleLineError) as caught:
+    with pytest.raises(LineError) as caught:
         parse_step({"logits": [0.5], "params": {"temperature": number}})
     assert caught.value.info.param == "temperature"

@@ -15,7 +15,8 @@ from sampling_tables import DOCUMENT, generated
 from simulated_ranks import SlicedSampler
 
 from launch.cli import sample
-from launch.sample_lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, SampleLineError, SampleRecord, parse_step
+from launch.line_error import LineError
+from launch.sample_lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, SampleRecord, parse_step
 from sampler import params
 from sampler.params import RowSampling, SamplingParams, SamplingParamsError
 from sampler.processor_names import ENTRY_POINT_GROUP
@@ -96,7 +97,7 @@ def test_sample_s_example_means_what_is_said_of_it() -> None:
     for line in map(json.loads, lines.splitlines()):
         try:
             steps[line["id"]] = parse_step(line)
-        except SampleLineError as error:
+        except LineError as error:
             refused[line["id"]] = error.info
     assert {name: info.param for name, info in refused.items()} == {"wrong": "top_p"}
     assert steps["history"].ignored == ["n"]
