@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from rich.console import Console
 
 from launch.bandwidth import copy_bytes_per_s
+from launch.bench_output import publish
 from launch.checks import check_engine
 from launch.cli import UsageError
 from launch.decode_peer import PeerJob, PeerProcess, require_transformers
@@ -25,8 +25,6 @@ from runtime.messages import EngineReady, Finished, Rejected, Submit, TokenDelta
 from runtime.model_config import ModelConfig
 
 _POLL_S = 0.2
-# Of a table that goes to a file.
-_WIDTH = 140
 Times = list[list[float]]
 """Of each sequence of a run, when its tokens came, in seconds from the start."""
 
@@ -58,10 +56,7 @@ def run_bench_decode(command: BenchDecodeCommand, argv: list[str], front_endpoin
         report = _DecodeBench(command, config, engine, ready).run()
     finally:
         engine.stop()
-    console = Console()
-    report.print(console if console.is_terminal else Console(width=_WIDTH))
-    if command.json_file is not None:
-        command.json_file.write_bytes(report.document())
+    publish(report, command.json_file)
     return ExitCode.OK
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from launch.bench_output import publish
 from launch.compute_choice import agreed_compute
 from launch.environment import RankEnvironment
 from launch.invariant_start import agreed_invariant
@@ -24,9 +25,6 @@ from runtime.model import DecoderStage
 from runtime.weights import WeightReader
 from tp.invariant_products import InvariantProductFactory
 from tp.products import ProductFactory
-
-# Of a table that goes to a file.
-_WIDTH = 120
 
 
 class InvariantCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +70,10 @@ class InvariantReport(msgspec.Struct, frozen=True, kw_only=True):
     compute: str
     cases: list[InvariantCase]
 
+    def document(self) -> bytes:
+        """Returns one JSON document with every figure that the table shows."""
+        return msgspec.json.format(msgspec.json.encode(self))
+
     def print(self, console: Console) -> None:
         """Prints the table."""
         title = (
@@ -110,10 +112,7 @@ class BenchInvariantRank:
         with torch.inference_mode():
             report = msgspec.structs.replace(report, cases=InvariantBench(self._command, stages).run())
         if self.tp_rank == 0:
-            console = Console()
-            report.print(console if console.is_terminal else Console(width=_WIDTH))
-            if self._command.json_file is not None:
-                self._command.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+            publish(report, self._command.json_file)
         dist.destroy_process_group()
         return 0
 

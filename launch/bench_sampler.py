@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
 from launch import bench_peer
 from launch.bench_cases import BenchCase, chosen
 from launch.bench_logits import flat_logits, recorded_logits
+from launch.bench_output import publish
 from launch.bench_report import BenchReport, CaseReport, Timing, Traffic
 from launch.environment import RankEnvironment
 from launch.options import BenchSamplerCommand
@@ -32,8 +32,6 @@ _PEERS = {
     "top_k": bench_peer.sample_top_k,
 }
 _FLOOR, _BASE, _OURS = "floor", "base", "ours"
-# Of a table that goes to a file.
-_WIDTH = 120
 
 
 class BenchSamplerRank:
@@ -57,10 +55,7 @@ class BenchSamplerRank:
         with torch.inference_mode():
             report = SamplerBench(self._command, started.groups.tensor_parallel, started.device).run()
         if self.tp_rank == 0:
-            console = Console()
-            report.print(console if console.is_terminal else Console(width=_WIDTH))
-            if self._command.json_file is not None:
-                self._command.json_file.write_bytes(report.document())
+            publish(report, self._command.json_file)
         dist.destroy_process_group()
         return 0
 

@@ -62,6 +62,9 @@ _NUMBER_OF = {kind.name: number for number, kind in enumerate(KINDS)}
 Value = Callable[[tuple[Any, ...], Any], int]
 """Returns what a span counts, given a call's arguments and result; the result is None when the call raised."""
 
+Naming = Callable[[tuple[Any, ...]], str]
+"""Returns what a span is called, given a call's arguments."""
+
 
 @dataclass(slots=True)
 class _Track:
@@ -156,9 +159,9 @@ def trace_engine(tracer: Tracer, engine: RankEngine, parts: EngineParts, pool: F
             wrap(parts.group, method, name)
     wrap(parts.link, "begin_step", "finish sends", shortest_ns=_SHORT_NS)
     for method in ("send_frame", "send_tensor"):
-        wrap.tagged(parts.link, method, "send", lambda given, _: _size(given[0]))
+        wrap(parts.link, method, lambda given: f"send {given[2].name.lower()}", lambda given, _: _size(given[0]))
     for method in ("receive_frame", "receive_tensor"):
-        wrap.tagged(parts.link, method, "receive", lambda _, result: _size(result))
+        wrap(parts.link, method, lambda given: f"receive {given[1].name.lower()}", lambda _, result: _size(result))
     if pool is not None:
         wrap.fills(pool)
 
@@ -174,7 +177,7 @@ class _Wrapper:
         self,
         target: object,
         method: str,
-        name: str,
+        name: str | Naming,
         value: Value | None = None,
         *,
         merge: bool = False,
@@ -192,24 +195,8 @@ class _Wrapper:
             finally:
                 if not shortest_ns or tracer.clock() - start_ns >= shortest_ns:
                     number = 0 if value is None else value(args, result)
-                    tracer.add(name, start_ns, group.step, number, merge=merge)
-            return result
-
-        setattr(target, method, traced)
-
-    def tagged(self, target: object, method: str, way: str, value: Value) -> None:
-        """Makes a link's method write a span that is named after the message's tag."""
-        inner = getattr(target, method)
-        tracer, group = self._tracer, self._group
-        position = 2 if way == "send" else 1
-
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            result = None
-            start_ns = tracer.clock()
-            try:
-                result = inner(*args, **kwargs)
-            finally:
-                tracer.add(f"{way} {args[position].name.lower()}", start_ns, group.step, value(args, result))
+                    called = name if isinstance(name, str) else name(args)
+                    tracer.add(called, start_ns, group.step, number, merge=merge)
             return result
 
         setattr(target, method, traced)

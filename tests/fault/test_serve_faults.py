@@ -18,6 +18,7 @@ from command_line import LOCKSTEP, run, wait_until
 from http_server import Server, serving
 from tiny_checkpoints import write_tiny_checkpoint
 
+from launch.environment import API_KEY
 from launch.exit_codes import ExitCode
 
 ENDLESS: dict[str, Any] = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True}
@@ -27,7 +28,7 @@ ENDLESS: dict[str, Any] = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", max_position_embeddings=4096)
     options = ("--model", str(model), "--tp", "2", "--pp", "2", "--stream-buffer", "64", "--health-timeout", "4")
-    with serving(*options) as started:
+    with serving(*options, environ={API_KEY: "secret"}, key="secret") as started:
         yield started
 
 
@@ -42,9 +43,19 @@ def stalled_stream(server: Server, **fields: Any) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((address.hostname, address.port))
     body = json.dumps(ENDLESS | {"stream": True} | fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    key = f"Authorization: Bearer {server.key}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     connection.sendall(head + body)
     return connection
+
+
+def test_ranks_are_not_given_the_key(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="other", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        client.completions.create(model=server.model, prompt="a", max_tokens=1)
+    assert len(server.command.ranks()) == 4
+    for rank in server.command.ranks().values():
+        assert API_KEY not in rank.environ()
 
 
 def test_a_reader_that_does_not_read(server: Server) -> None:

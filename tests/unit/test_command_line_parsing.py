@@ -391,3 +391,16 @@ def test_a_value_out_of_range_is_told_with_the_range(arguments: tuple[str, ...],
     with pytest.raises(UsageError) as caught:
         parse_command(list(arguments))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ('{"model": 3, "tp": 1}', r"not int - at `\$.model`$"),
+        ('{"tp": 1}', "missing required field `model`$"),
+        ("{", "truncated"),
+    ],
+)
+def test_options_of_a_rank_that_cannot_be_read(options: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"^rank: the options cannot be read: .*{why}"):
+        parse_command(["rank", options])
