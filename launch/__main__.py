@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from launch.early_signals import leave_on_signals
+from launch.node.early_signals import leave_on_signals
 
 # The imports below take a while; ``main`` sets handlers of its own.
 leave_on_signals()
@@ -18,17 +18,17 @@ leave_on_signals()
 gc.disable()
 
 from launch.environment import AGENT_PID, ZYGOTE_SOCKET
-from launch.parent_death import die_with_parent
+from launch.node.parent_death import die_with_parent
 
 if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
     # Before the imports that take seconds: an agent that is killed meanwhile must leave no orphan.
     die_with_parent(signal.SIGKILL, os.environ.get(AGENT_PID))
     if ZYGOTE_SOCKET in os.environ:
-        from launch.supervisor import main
+        from launch.node.supervisor import main
     else:
-        from launch.rank_main import main
+        from launch.rank.main import main
 else:
-    from launch.front_main import main
+    from launch.front.main import main
 
 # Nor is it searched later, between two steps.
 gc.freeze()

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, parse_grammar
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.invariant_check import check_invariant
 from launch.options import EngineOptions, GenerateCommand
 from pp.partition import layer_ranges

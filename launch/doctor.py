@@ -19,8 +19,8 @@ import msgspec
 from launch.default_model import DefaultModelError, default_model
 from launch.environment import with_import_path
 from launch.exit_codes import ExitCode
+from launch.node.rank_processes import threads_per_rank
 from launch.options import DoctorCommand
-from launch.rank_processes import threads_per_rank
 from pp.partition import StagePartitionError, layer_ranges
 from runtime.checkpoint import open_checkpoint
 from runtime.checkpoint_layout import CheckpointError

@@ -16,11 +16,17 @@ import msgspec
 
 from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_engine
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.default_model import default_model
-from launch.engine_client import EngineClient, EngineClosedError, RequestFailedError, RequestRefusedError, Submission
-from launch.engine_output import RequestOutput, gathered, raise_failure
-from launch.engine_process import StartedEngine, wait_until_ready
+from launch.front.engine_client import (
+    EngineClient,
+    EngineClosedError,
+    RequestFailedError,
+    RequestRefusedError,
+    Submission,
+)
+from launch.front.engine_output import RequestOutput, gathered, raise_failure
+from launch.front.engine_process import StartedEngine, wait_until_ready
 from launch.options import EngineOptions
 from runtime.messages import EngineReady, Finished, FinishReason, TokenDelta, TokenInfo, Usage
 

@@ -16,15 +16,15 @@ from rich.progress import Progress, TaskID
 
 from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_command
-from launch.engine_output import RequestOutput
-from launch.engine_process import EngineProcess, start_or_attach, wait_until_ready
 from launch.exit_codes import ExitCode
+from launch.front.engine_output import RequestOutput
+from launch.front.engine_process import EngineProcess, start_or_attach, wait_until_ready
+from launch.front.metrics import EngineMetrics
 from launch.invariant_check import described
-from launch.metrics import EngineMetrics
+from launch.node.rank_processes import replace_by_agent
 from launch.options import GenerateCommand
 from launch.output_file import open_output, writes_text
 from launch.progress import progress_bar
-from launch.rank_processes import replace_by_agent
 from launch.request_file import InputRequest, read_requests
 from runtime.engine_statistics import EngineStatistics
 from runtime.messages import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.options import EngineOptions
 from runtime.messages import InvariantFacts
 from runtime.model_config import ModelConfig

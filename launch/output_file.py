@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.options import OutputFormat
 
 

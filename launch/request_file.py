@@ -13,7 +13,7 @@ import msgspec
 
 from grammar_sync.json_text import DuplicateKeyError, parse_json
 from grammar_sync.spec import GRAMMAR_FIELDS
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.options import GenerateCommand
 from runtime.messages import ErrorInfo
 from runtime.thinking_fields import THINKING_FIELDS

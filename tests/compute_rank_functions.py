@@ -7,9 +7,9 @@ from unittest import mock
 
 import torch
 
-from launch import compute_choice
-from launch.compute_choice import agreed_compute
 from launch.options import EngineOptions
+from launch.rank import compute_choice
+from launch.rank.compute_choice import agreed_compute
 from runtime.checkpoint import open_checkpoint
 from tp.products import ProductMode
 

@@ -20,7 +20,7 @@ from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.thinking import ThinkingRules
-from launch.groups import RankGroups, build_groups, warm_up
+from launch.rank.groups import RankGroups, build_groups, warm_up
 from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
 from runtime.checkpoint import open_checkpoint

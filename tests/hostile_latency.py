@@ -15,8 +15,8 @@ from typing import Any
 
 from hostile_grammars import HOSTILE
 
-from launch.cli import parse_command
-from launch.engine_process import StartedEngine, wait_until_ready
+from launch.cli.parse import parse_command
+from launch.front.engine_process import StartedEngine, wait_until_ready
 from launch.options import GenerateCommand
 from runtime.messages import Finished, Rejected, Submit, TokenDelta
 

@@ -10,7 +10,7 @@ import torch
 from engine_ranks import Case, Job, Output, RankRecord, grammar, run_engine
 from model_pipeline import ModelPipeline, Part
 
-from launch.groups import build_groups
+from launch.rank.groups import build_groups
 from sampler.params import SamplingParams
 
 CHUNKS = (1, 7, 16, 512)

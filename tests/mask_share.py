@@ -20,7 +20,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from launch.trace_summary import summarize
+from launch.trace.summary import summarize
 
 VOCAB_SIZE = 151_936
 SHAPES: dict[str, Any] = {

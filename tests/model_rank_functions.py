@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from model_pipeline import ModelPipeline, Part
 
-from launch.groups import build_groups
+from launch.rank.groups import build_groups
 from runtime.checkpoint import open_checkpoint
 from runtime.model import DecoderStage
 from runtime.weights import WeightReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
-_MODULES = ("torch", "torch.distributed", "numpy", "launch.groups", "runtime.assembly", "engine_ranks")
+_MODULES = ("torch", "torch.distributed", "numpy", "launch.rank.groups", "runtime.assembly", "engine_ranks")
 
 gc.disable()
 for _name in _MODULES:

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from launch.engine_output import ChoiceOutput, RequestOutput
+from launch.front.engine_output import ChoiceOutput, RequestOutput
 from launch.serve.chat_fields import ChatFields, chat_job
 from launch.serve.details import chat_logprobs, extras, usage_reply
 from launch.serve.fields import as_body, read_object, take

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from launch.engine_output import RequestOutput
+from launch.front.engine_output import RequestOutput
 from launch.serve.details import completion_logprobs, extras, usage_reply
 from launch.serve.errors import HttpError
 from launch.serve.fields import CommonFields, as_body, read_object, refuse_stored, take

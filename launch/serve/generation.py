@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from launch.engine_client import Submission
-from launch.engine_output import RequestOutput, gathered, raise_failure
+from launch.front.engine_client import Submission
+from launch.front.engine_output import RequestOutput, gathered, raise_failure
 from launch.serve.errors import ENGINE_ERRORS, http_error
 from runtime.messages import RequestMessage
 

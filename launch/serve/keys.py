@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.environment import API_KEY
 
 

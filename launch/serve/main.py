@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.early_signals import leave_on_signals
+from launch.node.early_signals import leave_on_signals
 
 leave_on_signals()
 
@@ -11,12 +11,12 @@ import signal
 import sys
 from functools import partial
 
-from launch.cli import UsageError, parse_command
+from launch.cli.parse import UsageError, parse_command
 from launch.environment import FRONT_ENDPOINT
-from launch.front_exit import exit_code_of
+from launch.front.exit import exit_code_of
+from launch.node.parent_death import die_with_parent
+from launch.node.rank_processes import raise_on_signals
 from launch.options import ServeCommand
-from launch.parent_death import die_with_parent
-from launch.rank_processes import raise_on_signals
 from launch.serve.server import run_serve
 
 

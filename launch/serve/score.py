@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from launch.engine_output import RequestOutput
+from launch.front.engine_output import RequestOutput
 from launch.serve.completions import prompt_fields
 from launch.serve.details import usage_reply
 from launch.serve.fields import as_body, read_object, take

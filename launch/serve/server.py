@@ -12,14 +12,14 @@ from typing import Final
 
 import uvicorn
 
-from launch.cli import UsageError
-from launch.engine_client import EngineClient
-from launch.engine_process import EngineProcess, start_or_attach, wait_until_ready
+from launch.cli.parse import UsageError
 from launch.environment import API_KEY
 from launch.exit_codes import ExitCode
-from launch.metrics import EngineMetrics
+from launch.front.engine_client import EngineClient
+from launch.front.engine_process import EngineProcess, start_or_attach, wait_until_ready
+from launch.front.metrics import EngineMetrics
+from launch.node.rank_processes import RanksFailedError
 from launch.options import HttpOptions, ServeCommand
-from launch.rank_processes import RanksFailedError
 from launch.serve.app import create_app
 from launch.serve.keys import ApiKeys, read_keys
 from launch.serve.models import installed_version

@@ -8,10 +8,10 @@ from typing import NoReturn
 
 from launch.checks import check_engine
 from launch.environment import with_import_path
+from launch.node.rank_processes import replace_by_agent
+from launch.node.this_process import become
 from launch.options import ServeCommand
-from launch.rank_processes import replace_by_agent
 from launch.serve.keys import read_keys
-from launch.this_process import become
 
 
 def become_server(command: ServeCommand, argv: list[str], front_endpoint: str | None) -> NoReturn:

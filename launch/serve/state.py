@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launch.engine_client import EngineClient, Submission
-from launch.metrics import EngineMetrics
+from launch.front.engine_client import EngineClient, Submission
+from launch.front.metrics import EngineMetrics
 from launch.options import EngineOptions, HttpOptions
 from launch.serve.errors import HttpError
 

@@ -12,8 +12,8 @@ from ranks import run_ranks
 from simulated_ranks import SlicedSampler
 from tiny_checkpoints import write_tiny_checkpoint
 
-from launch.bench_cases import CASES, BenchCase
-from launch.bench_report import Traffic
+from launch.bench.cases import CASES, BenchCase
+from launch.bench.sampler_report import Traffic
 from sampler.params import RowSampling, SamplingParams
 
 SMALL, LARGE = 320, 128 * 320

@@ -22,7 +22,7 @@ from grammar_sync.masks import MaskError, MaskExchange, RowFault
 from grammar_sync.relay import relay_verdict
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.vocabulary import GrammarVocabulary
-from launch.groups import RankGroups, build_groups
+from launch.rank.groups import RankGroups, build_groups
 from pp.link import LinkError
 
 TIMEOUT_S = 30.0

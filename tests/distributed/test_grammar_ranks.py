@@ -9,7 +9,7 @@ from ranks import run_ranks
 
 from grammar_sync.agreement import AgreementError, GrammarFailure, LocalReport, Verdict, agree
 from grammar_sync.relay import RelayError, relay_verdict
-from launch.groups import RankGroups, build_groups
+from launch.rank.groups import RankGroups, build_groups
 from pp.link import LinkError, StageLink
 
 TIMEOUT_S = 30.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from launch.groups import RankGroups, build_groups, warm_up
+from launch.rank.groups import RankGroups, build_groups, warm_up
 from pp.link import LinkError, StageLink, Tag
 from runtime.intake import Intake, Patience
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, StopRanks

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from ranks import run_ranks
 
-from launch.kv_size import agreed_kv_blocks, available_memory_bytes, free_bytes
 from launch.options import EngineOptions
+from launch.rank.kv_size import agreed_kv_blocks, available_memory_bytes, free_bytes
 from runtime.kv_blocks import KVCacheError
 from runtime.kv_budget import KV_BLOCK_TOKENS
 

@@ -14,10 +14,10 @@ import pytest
 from command_line import wait_until
 from tiny_checkpoints import write_tiny_checkpoint
 
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.engine import Engine, Result
-from launch.engine_client import EngineClosedError, RequestFailedError, RequestRefusedError
-from launch.rank_processes import RanksFailedError
+from launch.front.engine_client import EngineClosedError, RequestFailedError, RequestRefusedError
+from launch.node.rank_processes import RanksFailedError
 from runtime.checkpoint_layout import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

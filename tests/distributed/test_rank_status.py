@@ -7,7 +7,7 @@ import time
 import torch
 from ranks import run_ranks
 
-from launch.groups import build_groups, warm_up
+from launch.rank.groups import build_groups, warm_up
 from pp.link import Tag
 from runtime.engine_statistics import RankState
 from runtime.rank_status import RankStatus

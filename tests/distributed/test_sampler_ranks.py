@@ -9,7 +9,7 @@ from ranks import run_ranks
 from sampling_cases import batch_of, by_vocabulary, sampling_cases
 from simulated_ranks import padded_logits
 
-from launch.groups import build_groups
+from launch.rank.groups import build_groups
 from sampler.batch import SamplingBatchInfo
 from sampler.sampler import Sampler
 from sampler.supports import RowStatus

@@ -10,7 +10,7 @@ from example_processors import Faulty, Normalised, TopNSigma
 from ranks import run_ranks
 from simulated_ranks import assert_same_logprobs, assert_same_output, padded_logits
 
-from launch.groups import build_groups
+from launch.rank.groups import build_groups
 from sampler.batch import SamplingBatchInfo
 from sampler.logprobs import LogprobRows
 from sampler.params import ProcessorCall, RowSampling, SamplingParams

@@ -13,7 +13,7 @@ from ranks import run_ranks
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from launch.environment import RankEnvironment
-from launch.start_barrier import StartError, connect_store, meet
+from launch.rank.start_barrier import StartError, connect_store, meet
 
 
 def free_port() -> int:

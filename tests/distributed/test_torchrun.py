@@ -10,7 +10,7 @@ from command_line import LOCKSTEP, TORCHRUN, Outcome, run, running
 from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
-from launch.trace_summary import summarize
+from launch.trace.summary import summarize
 
 pytestmark = pytest.mark.long(85)
 

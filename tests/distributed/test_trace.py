@@ -14,7 +14,7 @@ from command_line import LOCKSTEP, TORCHRUN, Outcome, run, running
 from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
-from launch.trace_summary import RankSummary, summarize
+from launch.trace.summary import RankSummary, summarize
 
 pytestmark = pytest.mark.long(60)
 

@@ -24,7 +24,7 @@ from grammar_sync.spec import GrammarKind, GrammarSpec
 from grammar_sync.vetting.messages import Refused, Setup, Vetted, VettingLimits
 from grammar_sync.vetting.service import VettingService
 from launch.exit_codes import ExitCode
-from launch.grammar_compiler import GrammarProcessStarter
+from launch.rank.grammar_compiler import GrammarProcessStarter
 
 pytestmark = pytest.mark.long(90)
 

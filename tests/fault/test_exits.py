@@ -151,7 +151,7 @@ model.DecoderStage.__init__ = raising
 """
 
 # For the process that ranks are forked from.
-SITE = "import sys\nif 'launch.agent' in sys.orig_argv:\n    import raising\n"
+SITE = "import sys\nif 'launch.node.agent' in sys.orig_argv:\n    import raising\n"
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -12,12 +12,12 @@ from rich.console import Console
 from tiny_checkpoints import write_tiny_checkpoint
 
 from grammar_sync.spec import parse_grammar
-from launch import decode_peer
-from launch.bandwidth import copy_bytes_per_s
-from launch.bench_decode import schema_of, weight_bytes
-from launch.cli import UsageError, parse_command
-from launch.decode_peer import require_transformers
-from launch.decode_report import DecodeCase, DecodeFigures, DecodeReport, Spread
+from launch.bench import decode_peer
+from launch.bench.bandwidth import copy_bytes_per_s
+from launch.bench.decode import schema_of, weight_bytes
+from launch.bench.decode_peer import require_transformers
+from launch.bench.decode_report import DecodeCase, DecodeFigures, DecodeReport, Spread
+from launch.cli.parse import UsageError, parse_command
 from launch.options import BenchDecodeCommand
 from runtime.checkpoint import open_checkpoint
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from launch import bench_logits
-from launch.bench_cases import CASES, BenchCase, chosen
-from launch.bench_peer import PeerRows, sample_argmax, sample_full_sort, sample_multinomial, sample_top_k
-from launch.bench_report import BenchReport, CaseReport, Timing, Traffic
-from launch.bench_sampler import SamplerBench
-from launch.cli import UsageError, parse_command
+from launch.bench import logits
+from launch.bench.cases import CASES, BenchCase, chosen
+from launch.bench.sampler import SamplerBench
+from launch.bench.sampler_peer import PeerRows, sample_argmax, sample_full_sort, sample_multinomial, sample_top_k
+from launch.bench.sampler_report import BenchReport, CaseReport, Timing, Traffic
+from launch.cli.parse import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.options import BenchSamplerCommand, RankOptions
 from sampler.batch import SamplingBatchInfo
@@ -32,7 +32,7 @@ def _synthetic_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Path:
         raise DefaultModelError("not installed")
 
-    monkeypatch.setattr(bench_logits, "default_model", missing)
+    monkeypatch.setattr(logits, "default_model", missing)
 
 
 def _command(**fields: Any) -> BenchSamplerCommand:
@@ -105,7 +105,7 @@ def _peer_rows(params: SamplingParams, count: int, *, seeded: bool) -> PeerRows:
 def test_ours_and_the_peers_draw_from_the_same_support(case: BenchCase) -> None:
     torch.manual_seed(0)
     draws = 400
-    whole, _ = bench_logits.recorded_logits(1, _VOCAB)
+    whole, _ = logits.recorded_logits(1, _VOCAB)
     whole = whole.expand(draws, -1).contiguous()
     params = SamplingParams.parse(case.params, vocab_size=_VOCAB, max_model_len=100)
     own = VocabularyBlocks(_VOCAB).slice_of(0, 1)

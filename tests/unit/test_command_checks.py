@@ -8,7 +8,7 @@ import pytest
 from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.checks import check_command
-from launch.cli import UsageError, parse_command
+from launch.cli.parse import UsageError, parse_command
 from launch.options import GenerateCommand
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launch.cli import UsageError, parse_command
+from launch.cli.parse import UsageError, parse_command
 from launch.environment import RankEnvironment, RankEnvironmentError, with_import_path, without_rank_variables
 from launch.options import DoctorCommand, EngineOptions, GenerateCommand, NodeOptions
 
@@ -292,7 +292,7 @@ def fresh_interpreter(code: str, **environ: str) -> subprocess.CompletedProcess[
 
 def test_the_front_side_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, launch.front_main\n"
+        "import sys, launch.front.main\n"
         "heavy = {'torch', 'transformers', 'xgrammar', 'numpy'} & set(sys.modules)\n"
         "print(sorted(heavy))\n"
     )
@@ -305,7 +305,7 @@ def test_the_front_side_needs_neither_torch_nor_transformers() -> None:
 
 def test_a_wrong_command_line_ends_with_one_line_and_code_2() -> None:
     result = fresh_interpreter(
-        "import sys\nfrom launch.front_main import main\nsys.exit(main(['generate', '--tp', '0', 'x']))"
+        "import sys\nfrom launch.front.main import main\nsys.exit(main(['generate', '--tp', '0', 'x']))"
     )
     assert result.returncode == 2
     assert result.stderr.startswith("lockstep: ")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch.metrics import EngineMetrics
+from launch.front.metrics import EngineMetrics
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "lockstep.json"
 

@@ -10,9 +10,9 @@ import pytest
 
 from grammar_sync.engines.prepared import Finding
 from grammar_sync.spec import GrammarOptions, GrammarSpec
-from launch.cli import UsageError, parse_command
-from launch.grammar_lines import GrammarLine, read_grammars
-from launch.grammar_report import GrammarRecord, TextRecord, Totals
+from launch.check_grammar.lines import GrammarLine, read_grammars
+from launch.check_grammar.report import GrammarRecord, TextRecord, Totals
+from launch.cli.parse import UsageError, parse_command
 from launch.options import CheckGrammarCommand, FailOn
 from runtime.messages import ErrorInfo
 

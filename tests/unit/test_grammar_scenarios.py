@@ -20,7 +20,7 @@ from grammar_sync.spec import GrammarError, GrammarSpec, parse_grammar
 from grammar_sync.text_check import TextChecker
 from grammar_sync.vetting.messages import Refused, Setup, Vetted, VettingLimits
 from grammar_sync.vetting.service import VettingService
-from launch.grammar_compiler import GrammarProcessStarter
+from launch.rank.grammar_compiler import GrammarProcessStarter
 
 pytestmark = pytest.mark.long(40)
 

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from grammar_sync.statistics import GrammarStatistics
 from grammar_sync.vetting.protocol import VettingCounters
-from launch.metrics import REQUEST_REASONS, EngineMetrics
-from launch.rank_reporter import RankBook, StatisticsBox
+from launch.front.metrics import REQUEST_REASONS, EngineMetrics
+from launch.rank.reporter import RankBook, StatisticsBox
 from runtime.engine_statistics import (
     AGREEMENT_SECONDS,
     BATCH_ROWS,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from grammar_sync.spec import parse_grammar
-from launch.output_check_process import start_output_check
+from launch.rank.output_check_process import start_output_check
 from runtime.held_outputs import HeldOutputs, checked_schema
 from runtime.messages import Finished, Usage
 from runtime.output_check import CheckJob, CheckResult, check_output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.output_file import OutputError, open_output
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny_checkpoints import write_tiny_checkpoint
 
-from launch import compute_choice
-from launch.cli import UsageError
-from launch.compute_choice import agreed_compute
+from launch.cli.parse import UsageError
 from launch.options import EngineOptions
+from launch.rank import compute_choice
+from launch.rank.compute_choice import agreed_compute
 from runtime.checkpoint import open_checkpoint
 from runtime.model_config import ModelConfig
 from tp.product_measure import bfloat16_pays, faster_mode, measure_products, onednn_supports

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.cli import UsageError
+from launch.cli.parse import UsageError
 from launch.options import EngineOptions, GenerateCommand, NodeOptions
 from launch.request_file import InputRequest, read_requests
 from runtime.messages import Submit

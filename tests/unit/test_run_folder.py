@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run_folder import RankReport, RunFolder
+from launch.node.run_folder import RankReport, RunFolder
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launch.line_error import LineError
-from launch.sample_lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, parse_step
+from launch.sample.lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, parse_step
 from sampler.params import SamplingParams
 
 # A value for each parameter, and what stands for it in the step.

@@ -14,9 +14,9 @@ import torch
 from sampling_tables import DOCUMENT, generated
 from simulated_ranks import SlicedSampler
 
-from launch.cli import sample
+from launch.cli.parse import sample
 from launch.line_error import LineError
-from launch.sample_lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, SampleRecord, parse_step
+from launch.sample.lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, SampleRecord, parse_step
 from sampler import params
 from sampler.params import RowSampling, SamplingParams, SamplingParamsError
 from sampler.processor_names import ENTRY_POINT_GROUP

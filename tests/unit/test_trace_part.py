@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.trace_file import leader_ns, merge_parts
-from launch.trace_summary import summarize
+from launch.trace.file import leader_ns, merge_parts
+from launch.trace.summary import summarize
 from runtime.trace_part import ClockReading, PartHeader, ReadPart, Span, SpanKind, TraceFileError, TracePart
 from runtime.tracer import KINDS, Tracer
 

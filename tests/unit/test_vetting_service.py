@@ -18,7 +18,7 @@ from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting.messages import Refused, Setup, Vetted, VettingLimits
 from grammar_sync.vetting.protocol import VettingReport
 from grammar_sync.vetting.service import VettingError, VettingService
-from launch.grammar_compiler import GrammarProcessStarter, RunningProcess
+from launch.rank.grammar_compiler import GrammarProcessStarter, RunningProcess
 
 TESTS = str(Path(__file__).resolve().parents[1])
 PATIENCE_S = 60.0

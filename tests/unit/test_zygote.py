@@ -18,12 +18,12 @@ from command_line import wait_until
 
 from launch.environment import AGENT_PID, ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
-from launch.fork_request import ForkRequest, receive_number, receive_request, send_number, send_request
+from launch.node.fork_request import ForkRequest, receive_number, receive_request, send_number, send_request
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
 # An agent that only has a zygote: it ends when its input does.
-AGENT = "import sys; from pathlib import Path; from launch.zygote import start_zygote; {before}; \
+AGENT = "import sys; from pathlib import Path; from launch.node.zygote import start_zygote; {before}; \
 print(start_zygote(Path(sys.argv[1]), 'zygote_rank'), flush=True); sys.stdin.read()"
 SOON_S = 20.0
 

@@ -1,0 +1,1 @@
+"""``lockstep bench``: what is measured, against whom, and how it is told."""

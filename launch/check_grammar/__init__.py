@@ -1,0 +1,1 @@
+"""``lockstep check-grammar``: grammars compiled and tried without ranks."""

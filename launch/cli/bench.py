@@ -1,0 +1,129 @@
+"""The command line of ``lockstep bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from msgspec import structs
+from typer import BadParameter
+
+from launch.bench.cases import CASES
+from launch.cli.engine import counts, engine_options
+from launch.cli.groups import EngineGroup, GeneratingGroup, spread
+from launch.options import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, Command, RankOptions
+
+app = typer.Typer(
+    help="Measures a part of Lockstep against plain torch and the hardware's floor.", no_args_is_help=True
+)
+
+# One contestant may take long on one rank while the others wait for it.
+_GROUP_TIMEOUT_S = 600.0
+_NAMES = tuple(case.name for case in CASES)
+
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Where to write every figure.", show_default="nowhere")]
+
+
+def _case_names(text: str | None) -> tuple[str, ...]:
+    names = tuple(text.split(",")) if text is not None else ()
+    for name in names:
+        if name not in _NAMES:
+            raise BadParameter(f"{name!r} is no case; there are {', '.join(_NAMES)}", param_hint="--cases")
+    return names
+
+
+@app.callback()
+def group() -> None:
+    """Measures a part of Lockstep against plain torch and the hardware's floor."""
+
+
+@app.command()
+def sampler(
+    *,
+    batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 64,
+    vocab: Annotated[int, typer.Option(min=64, help="Vocabulary size.")] = 151_936,
+    tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks that hold slices of the vocabulary.")] = 1,
+    cases: Annotated[
+        str | None, typer.Option(help=f"Comma-separated: {', '.join(_NAMES)}.", show_default="all")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of a rank.", show_default="cores ÷ ranks")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of each contestant, in turn.")] = 20,
+    json_file: JsonFile = None,
+) -> Command:
+    """Times the sampler, case by case, against plain torch samplers and one pass over the logits."""
+    return BenchSamplerCommand(
+        ranks=RankOptions(tp=tp, threads_per_rank=threads, group_timeout_s=_GROUP_TIMEOUT_S),
+        batch=batch,
+        vocab=vocab,
+        cases=_case_names(cases),
+        repeats=repeats,
+        json_file=json_file,
+    )
+
+
+@app.command()
+@spread
+def decode(
+    *,
+    batches: Annotated[str, typer.Option(help="Comma-separated: sequences that decode together.")] = "1,8,32",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt of each sequence.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=3, help="Tokens to generate for each sequence.")] = 64,
+    prefill_tokens: Annotated[
+        int, typer.Option(min=0, help="Prompt of the case that measures the first token alone; 0 = none.")
+    ] = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each contestant, in turn.")] = 3,
+    constrained: Annotated[bool, typer.Option(help="Run each case under a JSON Schema on every row too.")] = True,
+    peer: Annotated[
+        Literal["transformers", "none"],
+        typer.Option(help="What to compare with: generate of transformers, in the same dtype, with as many threads."),
+    ] = "transformers",
+    json_file: JsonFile = None,
+    engine: EngineGroup,
+) -> Command:
+    """Times decoding, with and without a grammar, against transformers and the memory's speed."""
+    return BenchDecodeCommand(
+        engine=engine_options(engine, GeneratingGroup()),
+        batches=_batches(batches),
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        prefill_tokens=prefill_tokens,
+        repeats=repeats,
+        constrained=constrained,
+        peer=peer,
+        json_file=json_file,
+    )
+
+
+@app.command()
+@spread
+def invariant(
+    *,
+    batches: Annotated[str, typer.Option(help="Comma-separated: sequences that decode together.")] = "1,8,32",
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each sequence before the step.")] = 64,
+    prefill_tokens: Annotated[int, typer.Option(min=0, help="Prompt of the case that measures prefill.")] = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Steps of each mode, in turn.")] = 15,
+    json_file: JsonFile = None,
+    engine: EngineGroup,
+) -> Command:
+    """Times steps of the model in invariant mode against the default mode."""
+    if engine.pp > 1:
+        raise BadParameter(f"--pp is {engine.pp}: one stage is measured, stages change nothing in either mode")
+    return BenchInvariantCommand(
+        engine=structs.replace(engine_options(engine, GeneratingGroup()), invariant=True),
+        batches=_batches(batches),
+        context=context,
+        prefill_tokens=prefill_tokens,
+        repeats=repeats,
+        json_file=json_file,
+    )
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    batches = counts("--batches", text, "numbers of sequences such as 1,8,32")
+    if 0 in batches:
+        raise BadParameter(f"--batches is {text!r}: numbers of sequences such as 1,8,32 are needed")
+    return batches

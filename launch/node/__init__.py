@@ -1,0 +1,1 @@
+"""The processes of one node: agent, zygote, supervisors, and how they end."""

@@ -1,0 +1,1 @@
+"""What a rank is: how it comes up, its groups and sizes, its step loop and its own processes."""

@@ -1,0 +1,277 @@
+"""One rank: comes up, runs the engine's steps until the leader ends them, and leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from grammar_sync.fill_pool import FillPool
+from grammar_sync.reasoning import ReasoningVocabulary
+from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
+from launch.node.run_folder import RunFolder
+from launch.options import EngineOptions
+from launch.rank.compute_choice import agreed_compute
+from launch.rank.grammar_compiler import GrammarProcessStarter, RankGrammars, RunningProcess, grammars_of_rank
+from launch.rank.groups import RankGroups
+from launch.rank.invariant_start import agreed_invariant
+from launch.rank.kv_size import agreed_kv_blocks
+from launch.rank.output_check_process import start_output_check
+from launch.rank.reporter import CountedParts, RankReporter, StatisticsBox
+from launch.rank.start import StartedRank, bring_up
+from launch.rank.start_barrier import meet
+from launch.rank.trace import RankTrace
+from pp.link import Tag
+from pp.partition import layer_ranges
+from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
+from runtime.checkpoint import open_checkpoint
+from runtime.client_socket import LeaderSocket
+from runtime.engine import RankEngine
+from runtime.held_outputs import HeldOutputs
+from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
+from runtime.leader import Leader, LeaderLimits
+from runtime.messages import EngineReady, InvariantFacts
+from runtime.model import DecoderStage
+from runtime.model_config import check_parallel
+from runtime.output_checker import OutputChecker
+from runtime.request_builder import RequestBuilder
+from runtime.request_limits import RequestLimits
+from runtime.scheduler import Scheduler
+from runtime.step_planner import SchedulerLimits
+from runtime.thinking import reasoning_of
+from runtime.thinking_fields import marker_pair
+from runtime.tokenizer import Tokenizer
+from runtime.weights import WeightReader
+from sampler.processors import load_processors
+from tp.invariant_products import InvariantProductFactory
+from tp.products import ProductFactory
+
+_MAX_BEAT_S = 1.0
+_GRAMMAR_WAIT_S = 0.01
+_GRAMMAR_BEAT_S = 0.25
+_STUCK_TIMEOUTS = 6
+_MIN_STUCK_S = 60.0
+_DEFAULT_MAX_TOKENS = 256
+_MAX_FILL_THREADS = 4
+_FRONT_EXIT_S = 3.0
+_TRACING_FRONT_EXIT_S = 300.0
+"""The front side writes the trace before it leaves."""
+
+
+class StartFacts(msgspec.Struct, frozen=True):
+    """What the leader alone can know before the first step, since later stages hold no tokenizer.
+
+    Args:
+        eos_token_ids: What ends an output: the union of tokenizer, generation and model configuration.
+    """
+
+    eos_token_ids: tuple[int, ...]
+
+
+class Rank:
+    """This process as one of the engine's ranks.
+
+    Args:
+        options: The engine's options.
+        environment: What torchrun says.
+        argv: The command line, for the front side that the leader may have to start.
+    """
+
+    def __init__(self, options: EngineOptions, environment: RankEnvironment, argv: list[str]) -> None:
+        self.phase = "start"
+        self.stage, self.tp_rank = divmod(environment.rank, options.tp)
+        self._options = options
+        self._environment = environment
+        self._argv = argv
+        self._front: subprocess.Popen[bytes] | None = None
+        self._socket: LeaderSocket | None = None
+        self._grammar_starter = GrammarProcessStarter(os.environ)
+        self._grammar_process: RunningProcess | None = None
+        self._checker: OutputChecker | None = None
+        self._trace: RankTrace | None = None
+        self._grammars: RankGrammars | None = None
+        self._statistics = StatisticsBox()
+
+    def run(self) -> int:
+        """Runs this rank from start to end; returns the exit code."""
+        options, environment = self._options, self._environment
+        if environment.rank == 0:
+            # Before this process has threads: afterwards it could no longer be forked.
+            self._grammar_process = self._grammar_starter()
+        started = bring_up(options, environment)
+        if options.trace is not None:
+            self._trace = RankTrace(options.trace, options, environment)
+        engine, ready = self._build(started)
+        meet(started.store, "loaded", environment, options.start_timeout_s)
+        self.phase = "run"
+        if self._socket is not None:
+            self._socket.send([ready])
+        reporter = RankReporter(
+            started.store,
+            environment.rank,
+            environment.world_size,
+            status=engine.status,
+            counted=self._counted(engine),
+            box=self._statistics,
+        )
+        engine.run()
+        # Before the socket that it wakes is closed.
+        reporter.close()
+        if self._trace is not None:
+            self._trace.finish()
+        return self._leave()
+
+    def _counted(self, engine: RankEngine) -> CountedParts | None:
+        """Returns what this rank counts if it is the leader."""
+        grammars = self._grammars
+        if grammars is None or grammars.vetting is None:
+            return None
+        return CountedParts(
+            status=engine.status,
+            scheduler=engine.scheduler,
+            grammar_cache_bytes=lambda: grammars.compiler.cached_bytes,
+            vetting=grammars.vetting.counters,
+            checks=None if self._checker is None else self._checker.counters,
+        )
+
+    def _build(self, started: StartedRank) -> tuple[RankEngine, EngineReady]:
+        options, groups, device = self._options, started.groups, started.device
+        checkpoint = open_checkpoint(options.model)
+        config = checkpoint.config
+        check_parallel(config, options.tp, options.pp)
+        compute = agreed_compute(options, config, device, self._environment.rank)
+        invariant = agreed_invariant(options, config, device, self._environment, started.store)
+        dtype = compute.dtype
+        layers = layer_ranges(config.num_layers, options.pp, options.pp_layers)
+        max_model_len = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+        reader = WeightReader(checkpoint)
+        stage = DecoderStage(
+            config,
+            reader,
+            layers[groups.link.stage],
+            groups.tensor_parallel,
+            dtype=dtype,
+            device=device,
+            products=ProductFactory(compute.products) if invariant is None else _invariant_products(invariant, device),
+        )
+        audits = options.audit and groups.link.is_last
+        audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if audits else None
+        # What weights take is known only when every rank of the node has them.
+        meet(started.store, "weights", self._environment, options.start_timeout_s)
+        token_bytes = kv_bytes_per_token(config, layers, options.tp, dtype.itemsize)
+        kv_blocks = agreed_kv_blocks(options, token_bytes, max_model_len, device, self._environment.local_world_size)
+        kv_cache_tokens = kv_blocks * KV_BLOCK_TOKENS
+        tokenizer = Tokenizer.load(options.model) if groups.link.is_first else None
+        facts = _share_facts(groups, tokenizer, config.eos_token_ids)
+        processors = load_processors(options.logit_processors)
+        first_stage, leader = None, None
+        if tokenizer is not None:
+            limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens, _DEFAULT_MAX_TOKENS)
+            vocabulary = grammar_vocabulary(tokenizer, config, facts.eos_token_ids)
+            named = marker_pair(options.reasoning_start_marker, options.reasoning_marker)
+            reasoning = reasoning_of(tokenizer, vocabulary, named)
+            if self._environment.rank == 0:
+                markers = None if reasoning is None else reasoning.markers
+                leader = self._leader(tokenizer, RequestBuilder(tokenizer, limits, processors, markers), reasoning)
+            wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
+            pool = FillPool(threads=min(_MAX_FILL_THREADS, torch.get_num_threads()))
+            self._grammars = grammars_of_rank(vocabulary, options, self._grammar_process, self._grammar_starter, wake)
+            first_stage = FirstStagePart(vocabulary, self._grammars.agreed, reasoning, pool)
+        scheduler = Scheduler(_scheduler_limits(options, kv_cache_tokens), facts.eos_token_ids)
+        engine = build_engine(
+            group=groups.tensor_parallel,
+            link=groups.link,
+            stage=stage,
+            scheduler=scheduler,
+            eos_token_ids=facts.eos_token_ids,
+            in_flight_steps=options.pp,
+            first_stage=first_stage,
+            leader=leader,
+            processors=processors,
+            audit_heads=audit_heads,
+            tracer=None if self._trace is None else self._trace.tracer,
+        )
+        dtype_name = str(dtype).removeprefix("torch.")
+        ready = EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len, compute.why, invariant)
+        return engine, ready
+
+    def _leader(self, tokenizer: Tokenizer, builder: RequestBuilder, reasoning: ReasoningVocabulary | None) -> Leader:
+        options = self._options
+        endpoint = self._front_endpoint()
+        self._socket = LeaderSocket(endpoint)
+        self._statistics.wake = self._socket.wake
+        clock = LeaderLimits(
+            beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3),
+            grammar_wait_s=_GRAMMAR_WAIT_S,
+            grammar_beat_s=min(_GRAMMAR_BEAT_S, options.group_timeout_s / 3),
+            grammar_wait_limit_s=max(_MIN_STUCK_S, _STUCK_TIMEOUTS * options.grammar_timeout_s),
+        )
+        if options.post_check:
+            self._checker = OutputChecker(partial(start_output_check, os.environ), on_finished=self._socket.wake)
+        return Leader(
+            self._socket,
+            builder,
+            tokenizer,
+            clock,
+            self._front_is_alive,
+            reasoning=reasoning,
+            held=None if self._checker is None else HeldOutputs(self._checker),
+            statistics=self._statistics.take,
+        )
+
+    def _front_endpoint(self) -> str:
+        """Returns where the front side is bound; starts it when torchrun, not the front side, started this rank."""
+        if self._environment.run_folder is not None:
+            return RunFolder(self._environment.run_folder).endpoint
+        folder = RunFolder.create()
+        environ = with_import_path(without_rank_variables(os.environ)) | {FRONT_ENDPOINT: folder.endpoint}
+        self._front = subprocess.Popen([sys.executable, "-m", "launch", *self._argv], env=environ)
+        return folder.endpoint
+
+    def _front_is_alive(self) -> bool:
+        return self._front is None or self._front.poll() is None
+
+    def _leave(self) -> int:
+        """Closes what is open; returns the front side's exit code where this rank started it."""
+        if self._checker is not None:
+            self._checker.close()
+        if self._socket is not None:
+            self._socket.close()
+        dist.destroy_process_group()
+        if self._front is None:
+            return 0
+        return self._front.wait(_FRONT_EXIT_S if self._trace is None else _TRACING_FRONT_EXIT_S)
+
+
+def _invariant_products(facts: InvariantFacts, device: torch.device) -> InvariantProductFactory:
+    return InvariantProductFactory(device, onednn=facts.kernel == "onednn")
+
+
+def _scheduler_limits(options: EngineOptions, kv_cache_tokens: int) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=options.max_num_seqs,
+        max_batch_tokens=options.max_batch_tokens,
+        kv_cache_tokens=kv_cache_tokens,
+        in_flight_steps=options.pp,
+        block_tokens=KV_BLOCK_TOKENS,
+        prefix_cache=options.prefix_cache,
+    )
+
+
+def _share_facts(groups: RankGroups, tokenizer: Tokenizer | None, config_eos: tuple[int, ...]) -> StartFacts:
+    """Returns the first stage's facts on every rank; every rank calls it once, before the first step."""
+    group, link = groups.tensor_parallel, groups.link
+    if tokenizer is not None:
+        facts = StartFacts(tuple(sorted({*tokenizer.eos_token_ids, *config_eos})))
+        frame = group.broadcast_frame(msgspec.msgpack.encode(facts) if group.rank == 0 else None)
+    else:
+        frame = link.receive_frame(link.stage - 1, Tag.INTAKE)
+    if not link.is_last:
+        link.send_frame(frame, link.stage + 1, Tag.INTAKE)
+    return msgspec.msgpack.decode(frame, type=StartFacts)

@@ -1,0 +1,1 @@
+"""``lockstep sample``: one sampling step from logits in a file."""

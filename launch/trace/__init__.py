@@ -1,0 +1,1 @@
+"""Traces: the parts that ranks wrote, merged into one file and summed up."""
