@@ -85,6 +85,7 @@ class FillPool:
     Args:
         threads: How many run at once; one more is woken for every 16 calls.
         deadline_s: CPU seconds of one call.
+        beat: Called now and then by who waits for calls, to show that it waits and does not hang.
         max_abandoned: How many abandoned calls may still be running; beyond that no thread is replaced, and calls fail
             at once when no thread is left.
     """
@@ -92,6 +93,7 @@ class FillPool:
     threads: int = 1
     deadline_s: float = DEFAULT_DEADLINE_S
     max_abandoned: int = DEFAULT_MAX_ABANDONED
+    beat: Callable[[], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _workers: list[_Worker] = field(default_factory=list)
     _queue: deque[tuple[CallBatch, int]] = field(default_factory=deque)
@@ -134,6 +136,8 @@ class FillPool:
                     self._refuse_queued()
                 if batch.left:
                     batch.done.wait(_POLL_S)
+                    if self.beat is not None:
+                        self.beat()
             return batch.results
 
     def _start_threads(self) -> None:

@@ -34,6 +34,19 @@ class LinkObserver(Protocol):
         """Takes note of one send."""
 
 
+class OperationRecord(Protocol):
+    """Told when this rank begins and ends an operation, so that somebody else sees where it is."""
+
+    def register(self, operation: str, group: str) -> int:
+        """Returns the number of an operation of a group."""
+
+    def enter(self, code: int, sequence: int) -> None:
+        """Notes that the operation with this number begins; ``sequence`` counts the link's operations."""
+
+    def leave(self) -> None:
+        """Notes that it is over."""
+
+
 class Tag(IntEnum):
     """What a message is; messages of one tag between two ranks keep their order."""
 
@@ -48,6 +61,8 @@ class Tag(IntEnum):
 
 class _PendingSend(NamedTuple):
     step: int
+    tag: Tag
+    stage: int
     work: dist.Work
     buffer: torch.Tensor
 
@@ -63,8 +78,10 @@ class StageLink:
         device_group: Process group for tensors on the device; None when there is one stage.
         device: Where received tensors live.
         observer: Told of every send; None costs nothing.
+        record: Told where this rank is; None costs nothing.
 
     Attributes:
+        sequence: How many operations this rank began.
         waited_ns: Time spent so far until messages came, or were taken.
     """
 
@@ -78,6 +95,7 @@ class StageLink:
         device_group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         observer: LinkObserver | None = None,
+        record: OperationRecord | None = None,
     ) -> None:
         if len(ranks) > 1 and (control_group is None or device_group is None):
             raise LinkError(f"link {name} over {len(ranks)} stages needs a control and a device process group")
@@ -86,7 +104,10 @@ class StageLink:
         self.name = name
         self.step = 0
         self.observer = observer
+        self.sequence = 0
         self.waited_ns = 0
+        self._record = record
+        self._codes: dict[tuple[str, Tag, int], int] = {}
         self._ranks = ranks
         self._control_group = control_group
         self._device_group = device_group
@@ -210,30 +231,52 @@ class StageLink:
         return self._control_group if device.type == "cpu" else self._device_group
 
     def _post(self, buffer: torch.Tensor, stage: int, tag: Tag, group: dist.ProcessGroup | None) -> None:
+        self._enter("send", tag, stage)
         try:
             work = dist.isend(buffer, dst=self._ranks[stage], group=group, tag=int(tag))
         except RuntimeError as error:
             raise self._failure("send", tag, stage, error) from error
         if work is None:
             raise LinkError(f"send of {tag.name} on {self.name}: this rank is not in the link's group")
-        self._pending.append(_PendingSend(self.step, work, buffer))
+        self._leave()
+        self._pending.append(_PendingSend(self.step, tag, stage, work, buffer))
 
     def _take(self, buffer: torch.Tensor, stage: int, tag: Tag, group: dist.ProcessGroup | None) -> None:
+        self._enter("receive", tag, stage)
         began_ns = time.monotonic_ns()
         try:
             dist.recv(buffer, src=self._ranks[stage], group=group, tag=int(tag))
         except RuntimeError as error:
             raise self._failure("receive", tag, stage, error) from error
         self.waited_ns += time.monotonic_ns() - began_ns
+        self._leave()
 
     def _finish_oldest(self) -> None:
         pending = self._pending.popleft()
+        self._enter("finish send", pending.tag, pending.stage)
         began_ns = time.monotonic_ns()
         try:
             pending.work.wait()
         except RuntimeError as error:
             raise LinkError(f"send of step {pending.step} on {self.name} stage {self.stage}: {error}") from error
         self.waited_ns += time.monotonic_ns() - began_ns
+        self._leave()
+
+    def _enter(self, operation: str, tag: Tag, stage: int) -> None:
+        self.sequence += 1
+        record = self._record
+        if record is None:
+            return
+        code = self._codes.get((operation, tag, stage))
+        if code is None:
+            preposition = "from" if operation == "receive" else "to"
+            name = f"{operation} {tag.name.lower()} {preposition} stage {stage}"
+            code = self._codes[operation, tag, stage] = record.register(name, self.name)
+        record.enter(code, self.sequence)
+
+    def _leave(self) -> None:
+        if self._record is not None:
+            self._record.leave()
 
     def _failure(self, operation: str, tag: Tag, stage: int, error: RuntimeError) -> LinkError:
         return LinkError(

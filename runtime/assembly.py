@@ -19,7 +19,7 @@ from runtime.intake import ActionSource, Intake
 from runtime.leader import GrammarWatch
 from runtime.model import DecoderStage
 from runtime.model_config import ModelConfig
-from runtime.rank_status import RankStatus
+from runtime.rank_status import RankStatus, StepRecord
 from runtime.reports import ReportExchange
 from runtime.sampling import SamplingPart
 from runtime.scheduler import Scheduler
@@ -103,6 +103,7 @@ def build_engine(
     processors: ProcessorRegistry | None = None,
     audit_heads: list[ParallelLMHead] | None = None,
     tracer: Tracer | None = None,
+    record: StepRecord | None = None,
 ) -> RankEngine:
     """Returns this rank's engine.
 
@@ -118,6 +119,7 @@ def build_engine(
         processors: The logit processors that requests may name.
         audit_heads: The LM heads of all slices, given to the ranks of the last stage when they audit each other.
         tracer: Writes what this rank does; None when nobody wants to know.
+        record: Tells others where this rank is; None when nobody wants to know.
     """
     blocks = VocabularyBlocks(stage.config.vocab_size)
     masks = MaskExchange(link, blocks.slice_of(group.rank, group.size).words)
@@ -144,8 +146,10 @@ def build_engine(
         reports=ReportExchange(group, link),
         sampling=sampling,
         sink=SilentSink() if leader is None else leader,
-        status=RankStatus(group, link, sampler),
+        status=RankStatus(group, link, sampler, record),
     )
+    if record is not None and first_stage is not None and first_stage.pool is not None:
+        first_stage.pool.beat = record.beat
     engine = RankEngine(parts, in_flight_steps)
     if tracer is not None:
         trace_engine(tracer, engine, parts, None if first_stage is None else first_stage.pool)

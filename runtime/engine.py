@@ -163,8 +163,9 @@ class RankEngine:
         parts = self._parts
         self._begin_step()
         digest = parts.scheduler.digest
-        parts.status.begin_step(self._step, digest)
-        actions = parts.intake.exchange(self._patience(), digest)
+        patience = self._patience()
+        parts.status.begin_step(self._step, digest, is_idle=patience is not Patience.NONE)
+        actions = parts.intake.exchange(patience, digest)
         parts.status.begin_work()
         goes_on = self._apply(actions)
         self._release()

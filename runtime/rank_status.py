@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from pp.link import StageLink
 from runtime.engine_statistics import (
@@ -28,6 +29,19 @@ _NS = 1e9
 _DIGEST_MASK = (1 << 64) - 1
 
 
+class StepRecord(Protocol):
+    """Told where this rank is, so that somebody else sees it."""
+
+    def begin_step(self, step: int, digest: int, *, is_idle: bool) -> None:
+        """Notes that a step begins; ``digest`` is that of all before it."""
+
+    def begin_work(self) -> None:
+        """Notes that it is known what the step is to do."""
+
+    def beat(self) -> None:
+        """Notes that this rank gets on."""
+
+
 class RankStatus:
     """This rank's notes.
 
@@ -35,6 +49,7 @@ class RankStatus:
         group: The rank's stage.
         link: The rank's pipeline.
         sampler: What draws; None but on the last stage.
+        record: Told of every step too; None costs nothing.
         clock: The monotonic clock, in nanoseconds.
     """
 
@@ -43,6 +58,7 @@ class RankStatus:
         group: TensorParallelGroup,
         link: StageLink,
         sampler: Sampler | None,
+        record: StepRecord | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.batch_rows = Histogram.of(BATCH_ROWS)
@@ -51,6 +67,7 @@ class RankStatus:
         self._group = group
         self._link = link
         self._sampler = sampler
+        self._record = record
         self._clock = clock
         self._beat = 0
         self._step = 0
@@ -63,14 +80,24 @@ class RankStatus:
         self._last_step_ns = 0
         self._wait_ns = 0
 
-    def begin_step(self, step: int, digest: int) -> None:
-        """Notes that a step begins; ``digest`` is that of all before it."""
+    def begin_step(self, step: int, digest: int, *, is_idle: bool = False) -> None:
+        """Notes that a step begins.
+
+        Args:
+            step: Its number.
+            digest: Of all before it.
+            is_idle: Whether nothing runs, so that the leader may wait for its clients.
+        """
         self._step, self._digest = step, digest
         self._step_began_ns = self._clock()
+        if self._record is not None:
+            self._record.begin_step(step, digest, is_idle=is_idle)
 
     def begin_work(self) -> None:
         """Notes that the step's actions are known: what comes now is work."""
         self._work_began_ns = self._clock()
+        if self._record is not None:
+            self._record.begin_work()
         self._waited_before_ns = self._group.waited_ns + self._link.waited_ns
 
     @contextmanager

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 _FIRST_FRAME_BYTES = 4096
 _HEADER_BYTES = 16
+_OPERATIONS = ("all_reduce", "all_gather", "broadcast", "all_gather_object")
 
 
 class CollectiveError(RuntimeError):
@@ -28,6 +29,22 @@ class CollectiveObserver(Protocol):
         """Takes note of one collective."""
 
 
+class OperationRecord(Protocol):
+    """Told when this rank begins and ends an operation, so that somebody else sees where it is."""
+
+    def register(self, operation: str, group: str) -> int:
+        """Returns the number of an operation of a group."""
+
+    def enter(self, code: int, sequence: int) -> None:
+        """Notes that the operation with this number begins; ``sequence`` counts the group's operations."""
+
+    def leave(self) -> None:
+        """Notes that it is over."""
+
+    def beat(self) -> None:
+        """Notes that this rank gets on."""
+
+
 class TensorParallelGroup:
     """The ranks of one pipeline stage.
 
@@ -39,8 +56,10 @@ class TensorParallelGroup:
         device_group: Process group for tensors; None when size is 1.
         control_group: CPU (gloo) process group for objects and frames; None when size is 1.
         observer: Told of every collective; None costs nothing.
+        record: Told where this rank is; None costs nothing.
 
     Attributes:
+        sequence: How many operations this rank began; equal on all ranks of the group that are in step.
         waited_ns: Time spent in collectives so far, waiting for the slowest rank among it; on a GPU that of the host.
     """
 
@@ -54,6 +73,7 @@ class TensorParallelGroup:
         device_group: dist.ProcessGroup | None = None,
         control_group: dist.ProcessGroup | None = None,
         observer: CollectiveObserver | None = None,
+        record: OperationRecord | None = None,
     ) -> None:
         if size > 1 and (device_group is None or control_group is None):
             raise CollectiveError(f"group {name} of {size} ranks needs a device and a control process group")
@@ -62,7 +82,10 @@ class TensorParallelGroup:
         self.name = name
         self.step = 0
         self.observer = observer
+        self.sequence = 0
         self.waited_ns = 0
+        self._record = record
+        self._codes = {name: record.register(name, self.name) for name in _OPERATIONS} if record is not None else {}
         self._root = root
         self._device_group = device_group
         self._control_group = control_group
@@ -82,6 +105,7 @@ class TensorParallelGroup:
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the ranks' tensors of one shape and dtype stacked as [size, *shape], in rank order."""
         if self.size == 1:
+            self._pass()
             return tensor.unsqueeze(0)
         self._observe("all_gather", tensor.numel() * tensor.element_size())
         gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
@@ -144,19 +168,31 @@ class TensorParallelGroup:
         return gathered
 
     def _all_reduce_(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
-        if self.size > 1:
-            self._observe("all_reduce", tensor.numel() * tensor.element_size())
-            self._call("all_reduce", dist.all_reduce, tensor, op=operation, group=self._device_group)
+        if self.size == 1:
+            self._pass()
+            return tensor
+        self._observe("all_reduce", tensor.numel() * tensor.element_size())
+        self._call("all_reduce", dist.all_reduce, tensor, op=operation, group=self._device_group)
         return tensor
+
+    def _pass(self) -> None:
+        """Notes that this rank came to an operation that a group of one rank has no need of."""
+        if self._record is not None:
+            self._record.beat()
 
     def _call(self, operation: str, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Makes one collective call, and counts its time."""
+        self.sequence += 1
+        if self._record is not None:
+            self._record.enter(self._codes[operation], self.sequence)
         began_ns = time.monotonic_ns()
         try:
             collective(*args, **kwargs)
         except RuntimeError as error:
             raise self._failure(operation, error) from error
         self.waited_ns += time.monotonic_ns() - began_ns
+        if self._record is not None:
+            self._record.leave()
 
     def _observe(self, operation: str, payload_bytes: int) -> None:
         if self.observer is not None:

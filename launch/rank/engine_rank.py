@@ -15,6 +15,7 @@ import torch.distributed as dist
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.reasoning import ReasoningVocabulary
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
+from launch.node.progress_record import Phase, ProgressRecord
 from launch.node.run_folder import RunFolder
 from launch.options import EngineOptions
 from launch.rank.compute_choice import agreed_compute
@@ -81,10 +82,14 @@ class Rank:
         options: The engine's options.
         environment: What torchrun says.
         argv: The command line, for the front side that the leader may have to start.
+        record: Where this rank notes what it does.
     """
 
-    def __init__(self, options: EngineOptions, environment: RankEnvironment, argv: list[str]) -> None:
+    def __init__(
+        self, options: EngineOptions, environment: RankEnvironment, argv: list[str], record: ProgressRecord
+    ) -> None:
         self.phase = "start"
+        self._record = record
         self.stage, self.tp_rank = divmod(environment.rank, options.tp)
         self._options = options
         self._environment = environment
@@ -104,7 +109,8 @@ class Rank:
         if environment.rank == 0:
             # Before this process has threads: afterwards it could no longer be forked.
             self._grammar_process = self._grammar_starter()
-        started = bring_up(options, environment)
+        started = bring_up(options, environment, self._record)
+        self._record.enter_phase(Phase.LOAD)
         if options.trace is not None:
             self._trace = RankTrace(options.trace, options, environment)
         engine, ready = self._build(started)
@@ -121,6 +127,7 @@ class Rank:
             box=self._statistics,
         )
         engine.run()
+        self._record.enter_phase(Phase.LEAVING)
         # Before the socket that it wakes is closed.
         reporter.close()
         if self._trace is not None:
@@ -196,6 +203,7 @@ class Rank:
             processors=processors,
             audit_heads=audit_heads,
             tracer=None if self._trace is None else self._trace.tracer,
+            record=self._record,
         )
         dtype_name = str(dtype).removeprefix("torch.")
         ready = EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len, compute.why, invariant)

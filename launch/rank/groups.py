@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from launch.node.progress_record import ProgressRecord
 from pp.link import StageLink, Tag
 from tp.group import TensorParallelGroup
 
@@ -23,7 +24,14 @@ class RankGroups:
     link: StageLink
 
 
-def build_groups(tp_size: int, pp_size: int, *, timeout_s: float, device: torch.device | None = None) -> RankGroups:
+def build_groups(
+    tp_size: int,
+    pp_size: int,
+    *,
+    timeout_s: float,
+    device: torch.device | None = None,
+    record: ProgressRecord | None = None,
+) -> RankGroups:
     """Returns this rank's groups; every rank of the world calls it once, with the same arguments.
 
     Rank = stage * tp_size + tp_rank. Tensors go over the default group's backend, objects and frames over gloo.
@@ -33,6 +41,7 @@ def build_groups(tp_size: int, pp_size: int, *, timeout_s: float, device: torch.
         pp_size: Stages.
         timeout_s: Time-out of every operation; ``init_process_group``'s does not carry over to new groups.
         device: This rank's device; the CPU when left out.
+        record: Where the groups note what this rank does; None when nobody wants to know.
     """
     rank = dist.get_rank()
     device = device or torch.device("cpu")
@@ -43,7 +52,13 @@ def build_groups(tp_size: int, pp_size: int, *, timeout_s: float, device: torch.
     tp_control, tp_device = _groups(rows, rank, timeout, device)
     pp_control, pp_device = _groups(columns, rank, timeout, device)
     group = TensorParallelGroup(
-        tp_rank, tp_size, name=f"tp{stage}", root=rows[stage][0], device_group=tp_device, control_group=tp_control
+        tp_rank,
+        tp_size,
+        name=f"tp{stage}",
+        root=rows[stage][0],
+        device_group=tp_device,
+        control_group=tp_control,
+        record=record,
     )
     link = StageLink(
         stage,
@@ -52,6 +67,7 @@ def build_groups(tp_size: int, pp_size: int, *, timeout_s: float, device: torch.
         control_group=pp_control,
         device_group=pp_device,
         device=device,
+        record=record,
     )
     return RankGroups(group, link)
 

@@ -14,6 +14,7 @@ from launch.cli.parse import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
+from launch.node.progress_record import ProgressRecord
 from launch.node.run_folder import RankReport, RunFolder
 from launch.node.this_process import name_process
 from launch.options import (
@@ -40,8 +41,13 @@ AnyRank = Rank | SampleRank | BenchSamplerRank | BenchInvariantRank
 _CONSEQUENCES = (CollectiveError, LinkError, StartError)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs this rank of ``lockstep`` with ``argv``; returns the exit code."""
+def main(argv: list[str] | None = None, record: ProgressRecord | None = None) -> int:
+    """Runs this rank of ``lockstep`` with ``argv``; returns the exit code.
+
+    Args:
+        argv: The command line, without the program's name; this process's own when left out.
+        record: Where this rank notes what it does, shared with whoever watches it; one of its own when left out.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     # Python cannot run a handler while a collective waits in C++: the default action ends the rank at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -57,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     rank: AnyRank
     match command:
         case GenerateCommand() | ServeCommand() | RankCommand() | BenchDecodeCommand():
-            rank = Rank(command.engine, environment, arguments)
+            rank = Rank(command.engine, environment, arguments, record or ProgressRecord.create())
         case SampleCommand():
             rank = SampleRank(command, environment)
         case BenchSamplerCommand():

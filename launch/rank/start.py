@@ -11,6 +11,7 @@ from torch.distributed import PrefixStore, Store
 
 from launch.cli.parse import UsageError
 from launch.environment import RankEnvironment
+from launch.node.progress_record import ProgressRecord
 from launch.node.rank_processes import threads_per_rank
 from launch.options import RankOptions
 from launch.rank.groups import RankGroups, build_groups, warm_up
@@ -32,8 +33,13 @@ class StartedRank:
     device: torch.device
 
 
-def bring_up(options: RankOptions, environment: RankEnvironment) -> StartedRank:
+def bring_up(options: RankOptions, environment: RankEnvironment, record: ProgressRecord | None = None) -> StartedRank:
     """Returns this rank, able to communicate with all others; every rank calls it once.
+
+    Args:
+        options: The command's options.
+        environment: What torchrun says.
+        record: Where the groups note what this rank does; None when nobody wants to know.
 
     Raises:
         UsageError: The number of ranks or devices does not fit.
@@ -55,7 +61,7 @@ def bring_up(options: RankOptions, environment: RankEnvironment) -> StartedRank:
         world_size=environment.world_size,
         timeout=timedelta(seconds=options.group_timeout_s),
     )
-    groups = build_groups(options.tp, options.pp, timeout_s=options.group_timeout_s, device=device)
+    groups = build_groups(options.tp, options.pp, timeout_s=options.group_timeout_s, device=device, record=record)
     warm_up(groups, device)
     return StartedRank(store, groups, device)
 
