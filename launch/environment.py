@@ -22,6 +22,12 @@ AGENT_PID = "LOCKSTEP_AGENT_PID"
 ZYGOTE_SOCKET = "LOCKSTEP_ZYGOTE_SOCKET"
 """Set by the agent for the processes it starts: where its zygote forks their ranks."""
 
+RECOVERY = "LOCKSTEP_RECOVERY"
+"""Set by the front side for the ranks of an engine: how they are watched and recovered."""
+
+EPOCH = "LOCKSTEP_EPOCH"
+"""Set by the zygote for the ranks it forks: how often all ranks of the run were forked anew before."""
+
 API_KEY = "LOCKSTEP_API_KEY"
 """The key that clients of ``lockstep serve`` must give, where no file names any."""
 
@@ -46,6 +52,7 @@ class RankEnvironment:
         agent_has_store: Whether torchrun's agent keeps the store.
         attempt: How often torchrun restarted the ranks.
         run_folder: The front side's folder; None when torchrun was started by hand.
+        epoch: How often all ranks were forked anew in this attempt.
     """
 
     rank: int
@@ -57,6 +64,7 @@ class RankEnvironment:
     agent_has_store: bool
     attempt: int
     run_folder: Path | None
+    epoch: int = 0
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RankEnvironment:
@@ -75,6 +83,7 @@ class RankEnvironment:
             agent_has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=_number(environ, _RESTART_COUNT) if _RESTART_COUNT in environ else 0,
             run_folder=Path(environ[RUN_FOLDER]) if RUN_FOLDER in environ else None,
+            epoch=_number(environ, EPOCH) if EPOCH in environ else 0,
         )
 
 

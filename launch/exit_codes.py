@@ -20,6 +20,8 @@ class ExitCode(IntEnum):
     """A rank did not come up."""
     GRAMMARS_FAILED = 6
     """``check-grammar`` ran to the end, and found what ``--fail-on`` names."""
+    RECOVERIES_EXHAUSTED = 7
+    """Ranks failed more often than they may be recovered."""
     INTERRUPTED = 130
     """Ctrl-C."""
     TERMINATED = 143

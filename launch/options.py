@@ -64,6 +64,9 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         logit_processors: ``module:name`` of processors that requests may name, beside the installed ones.
         audit: Whether last-stage ranks check each other's draws.
         trace: Where to write what every rank does; None = nowhere.
+        max_recoveries: Faults of ranks that are survived in ``recovery_window_s``; with 0 the first ends the run.
+        recovery_window_s: See there.
+        stall_timeout_s: How long a rank that decodes may give no sign of life.
     """
 
     model: Path
@@ -87,6 +90,9 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     logit_processors: tuple[str, ...] = ()
     audit: bool = False
     trace: Path | None = None
+    max_recoveries: int = 0
+    recovery_window_s: float = 300.0
+    stall_timeout_s: float = 3.0
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -223,6 +223,7 @@ class RankEngine:
     def _launch(self, plan: StepPlan) -> _Flight:
         """Runs this rank's part of a plan, up to the sampled ids on the last stage."""
         parts, link = self._parts, self._parts.link
+        parts.status.begin_batch(plan.num_tokens)
         parts.grammars.begin_masks(plan)
         output = parts.stage.forward(self._forward_batch(plan), self._hidden(plan), parts.cache)
         if parts.sampling is None:

@@ -38,6 +38,9 @@ class StepRecord(Protocol):
     def begin_work(self) -> None:
         """Notes that it is known what the step is to do."""
 
+    def begin_batch(self, tokens: int) -> None:
+        """Notes how many tokens the step's batch has."""
+
     def beat(self) -> None:
         """Notes that this rank gets on."""
 
@@ -99,6 +102,11 @@ class RankStatus:
         if self._record is not None:
             self._record.begin_work()
         self._waited_before_ns = self._group.waited_ns + self._link.waited_ns
+
+    def begin_batch(self, tokens: int) -> None:
+        """Notes how many tokens the step's batch has."""
+        if self._record is not None:
+            self._record.begin_batch(tokens)
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:

@@ -9,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+from launch.node.progress_record import Phase, ProgressRecord
 
-def main(argv: list[str]) -> int:
-    """Runs one of: ``say``, ``exit CODE``, ``signal NUMBER``, ``raise``, ``sleep``; returns the exit code."""
+
+def main(argv: list[str], record: ProgressRecord) -> int:
+    """Runs one of: ``say``, ``exit CODE``, ``signal NUMBER``, ``raise``, ``sleep``, ``step``; returns the exit code."""
     action, *rest = argv
+    if action == "step":
+        return _step(Path(rest[0]), record)
     if action == "say":
         said = {
             "argv": argv,
@@ -33,4 +37,24 @@ def main(argv: list[str]) -> int:
     if action == "sleep":
         print(os.getpid(), flush=True)
         time.sleep(600)
+    return 0
+
+
+def _step(folder: Path, record: ProgressRecord) -> int:
+    """Steps until a file says otherwise; says of itself in a file ``<rank>.<epoch>``."""
+    rank, epoch = os.environ["RANK"], os.environ["LOCKSTEP_EPOCH"]
+    if (folder / f"fail-{rank}.{epoch}").exists():
+        return 5
+    record.begin_step(1, 0, is_idle=False)
+    (folder / f"{rank}.{epoch}").write_text(str(os.getpid()))
+    step = 1
+    while not (folder / "end").exists():
+        step += 1
+        record.begin_step(step, 0, is_idle=False)
+        if (folder / f"sleep-{rank}.{epoch}").exists():
+            time.sleep(600)
+        if (folder / f"leave-{rank}.{epoch}").exists():
+            return 0
+        time.sleep(0.01)
+    record.enter_phase(Phase.LEAVING)
     return 0

@@ -39,6 +39,9 @@ class GeneratingGroup:
 
     group_timeout: types.GroupTimeout = 30.0
     start_timeout: types.StartTimeout = 120.0
+    max_recoveries: types.MaxRecoveries = 0
+    recovery_window: types.RecoveryWindow = 300.0
+    stall_timeout: types.StallTimeout = 3.0
     grammar_timeout: types.GrammarTimeout = 10.0
     grammar_backend: types.GrammarBackendChoice = "auto"
     grammar_memory_bytes: types.GrammarMemoryBytes = 512 << 20

@@ -85,6 +85,21 @@ GroupTimeout = Annotated[
 StartTimeout = Annotated[
     float, typer.Option(min=1, help="Seconds until all ranks must be up.", rich_help_panel=_ENGINE)
 ]
+MaxRecoveries = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Faults of ranks that are survived within --recovery-window; 0 = the first ends the run.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+RecoveryWindow = Annotated[
+    float, typer.Option(min=1, help="Seconds in which --max-recoveries counts.", rich_help_panel=_ENGINE)
+]
+StallTimeout = Annotated[
+    float,
+    typer.Option(min=0.2, help="Seconds that a rank that decodes may give no sign of life.", rich_help_panel=_ENGINE),
+]
 GrammarTimeout = Annotated[
     float, typer.Option(min=0.1, help="Seconds of CPU a grammar may take to compile.", rich_help_panel=_ENGINE)
 ]

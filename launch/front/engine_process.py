@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from launch.exit_codes import ExitCode
+from launch.node.rank_fault import FaultReport
 from launch.node.rank_processes import RankProcesses, RanksFailedError
+from launch.node.recovery_settings import RecoverySettings
 from launch.node.run_folder import RunFolder
 from launch.options import EngineOptions
 from launch.trace.file import parts_are_finished, parts_folder, write_trace
@@ -34,6 +36,9 @@ class EngineProcess(Protocol):
     def check(self) -> None:
         """Returns if the ranks live; raises RanksFailedError otherwise."""
 
+    def faults(self) -> list[FaultReport]:
+        """Returns the reports on faults of ranks that came since the last call."""
+
     def stop(self) -> None:
         """Ends the ranks within five seconds."""
 
@@ -51,15 +56,24 @@ class StartedEngine:
         self._folder = RunFolder.create()
         try:
             self.socket = FrontSocket(self._folder.endpoint)
-            self._ranks = RankProcesses(options, argv, self._folder)
+            self._ranks = RankProcesses(options, argv, self._folder, _recovery(options))
         except BaseException:
             self._folder.remove()
             raise
         self.is_ready = False
+        self._told_faults = 0
 
     def check(self) -> None:
-        """Returns if the ranks live; raises RanksFailedError otherwise."""
+        """Returns if the ranks live, or are recovered; raises RanksFailedError otherwise."""
         self._ranks.check()
+
+    def faults(self) -> list[FaultReport]:
+        """Returns the reports on faults of ranks that came since the last call."""
+        reports = []
+        while (report := self._folder.fault(self._told_faults + 1)) is not None:
+            self._told_faults += 1
+            reports.append(report)
+        return reports
 
     def stop(self) -> None:
         """Asks the ranks to leave, then ends them: done within five seconds, and the time to write a trace.
@@ -98,6 +112,10 @@ class AttachedEngine:
         if os.getppid() != self._leader_pid:
             raise RanksFailedError("the leader rank is gone", ExitCode.RANK_FAILED)
 
+    def faults(self) -> list[FaultReport]:
+        """Returns nothing: under someone else's torchrun a fault of a rank ends the run."""
+        return []
+
     def stop(self) -> None:
         """Asks the ranks to leave; the leader waits for this process."""
         with suppress(ClientSocketError):
@@ -114,6 +132,17 @@ class AttachedEngine:
         while not parts_are_finished(folder, ranks) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         write_trace(trace, folder, ranks)
+
+
+def _recovery(options: EngineOptions) -> RecoverySettings:
+    return RecoverySettings(
+        tp=options.tp,
+        world_size=options.world_size,
+        max_recoveries=options.max_recoveries,
+        window_s=options.recovery_window_s,
+        stall_timeout_s=options.stall_timeout_s,
+        start_timeout_s=options.start_timeout_s,
+    )
 
 
 def start_or_attach(options: EngineOptions, argv: list[str], front_endpoint: str | None) -> EngineProcess:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 _BYTES = 8192
-_VERSION, _EPOCH, _NAMES = 0, 1, 2
+_VERSION, _EPOCH, _NAMES, _TOKENS = 0, 1, 2, 3
 _SLOTS = (8, 16)
 _RINGS = (32, 96)
 _RING_ENTRIES = 32
@@ -69,6 +69,7 @@ class Progress:
         operation: Its latest operation, for example ``all_reduce``; empty before the first.
         group: That operation's group, for example ``tp0``.
         is_inside: Whether it was inside that operation.
+        tokens: Of the batch of its latest step that ran one; 0 before the first.
         t_ns: When it last wrote; the clock of ``time.monotonic_ns``, the same for all processes of a node.
     """
 
@@ -79,6 +80,7 @@ class Progress:
     operation: str
     group: str
     is_inside: bool
+    tokens: int
     t_ns: int
 
     def age_s(self, now_ns: int | None = None) -> float:
@@ -110,6 +112,7 @@ class ProgressRecord:
         self._codes.clear()
         words[_NAMES] = 0
         words[_EPOCH] = epoch
+        words[_TOKENS] = 0
         for ring in _RINGS:
             for entry in range(_RING_ENTRIES):
                 words[ring + 2 * entry] = _UNWRITTEN
@@ -182,6 +185,11 @@ class ProgressRecord:
             self._where ^= _IDLE ^ _COMPUTE
             self._write()
 
+    def begin_batch(self, tokens: int) -> None:
+        """Notes how many tokens the step's batch has: the more, the longer the rank may be silent."""
+        self._words[_TOKENS] = tokens
+        self._write()
+
     def beat(self) -> None:
         """Notes that the rank is alive, wherever it is."""
         self._write()
@@ -212,7 +220,8 @@ class ProgressRecord:
         if is_inside and phase is Phase.COMPUTE:
             phase = Phase.COLLECTIVE
         name, group = self._name(operation & ~_INSIDE)
-        return Progress(words[_EPOCH], phase, where & _STEP_MASK, sequence, name, group, is_inside, t_ns)
+        step, tokens = where & _STEP_MASK, words[_TOKENS]
+        return Progress(words[_EPOCH], phase, step, sequence, name, group, is_inside, tokens, t_ns)
 
     def digests(self, kind: DigestKind) -> dict[int, int]:
         """Returns the digests that are kept, by step."""

@@ -12,6 +12,7 @@ import msgspec
 
 from launch.environment import FRONT_PID, RUN_FOLDER, with_import_path
 from launch.exit_codes import ExitCode
+from launch.node.recovery_settings import RecoverySettings
 from launch.node.run_folder import RunFolder
 from launch.node.this_process import become
 from launch.options import NodeOptions, RankOptions
@@ -51,12 +52,17 @@ class RankProcesses:
         options: How many ranks, with how many threads.
         argv: The command line that each rank runs again.
         folder: The run's folder.
+        recovery: How the ranks are watched and recovered; None = the first that fails ends the run.
     """
 
-    def __init__(self, options: RankOptions, argv: list[str], folder: RunFolder) -> None:
+    def __init__(
+        self, options: RankOptions, argv: list[str], folder: RunFolder, recovery: RecoverySettings | None = None
+    ) -> None:
         self._folder = folder
         self._tp_size = options.tp
         environ = with_import_path(os.environ) | {RUN_FOLDER: str(folder.path), FRONT_PID: str(os.getpid())}
+        if recovery is not None:
+            environ |= recovery.variable()
         self._agent = subprocess.Popen(
             agent_command(["--standalone", "--nproc-per-node", str(options.world_size)], argv),
             env=environ | thread_variables(options, options.world_size),

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from launch.node.rank_fault import FaultReport
+
 
 class RankReport(msgspec.Struct, frozen=True):
     """Why a rank ended.
@@ -56,6 +58,7 @@ class RunFolder:
         """Returns a new folder with owner-only permissions."""
         folder = cls(Path(tempfile.mkdtemp(prefix="lockstep-")))
         (folder.path / "reports").mkdir()
+        (folder.path / "faults").mkdir()
         return folder
 
     @property
@@ -84,6 +87,34 @@ class RunFolder:
             with contextlib.suppress(FileNotFoundError):
                 part.write_bytes(msgspec.json.encode(report))
                 part.rename(path)
+
+    def report_of(self, rank: int) -> RankReport | None:
+        """Returns a rank's last words; None when it left none."""
+        path = self.path / "reports" / f"{rank}.json"
+        return msgspec.json.decode(path.read_bytes(), type=RankReport) if path.exists() else None
+
+    def forget_reports(self) -> None:
+        """Removes what ranks said before they died: the next ones begin."""
+        for path in (self.path / "reports").iterdir():
+            path.unlink()
+
+    def write_fault(self, number: int, report: FaultReport) -> None:
+        """Leaves the report on fault ``number`` of the run, counted from 1.
+
+        When the folder is gone already, nobody is left to read it.
+        """
+        path = self.path / "faults" / f"{number}.json"
+        part = path.with_suffix(".part")
+        with contextlib.suppress(FileNotFoundError):
+            part.write_bytes(msgspec.json.encode(report))
+            part.rename(path)
+
+    def fault(self, number: int) -> FaultReport | None:
+        """Returns the report on fault ``number``; None when there were not so many."""
+        try:
+            return msgspec.json.decode((self.path / "faults" / f"{number}.json").read_bytes(), type=FaultReport)
+        except FileNotFoundError:
+            return None
 
     def cause(self) -> RankReport | None:
         """Returns the report that names the cause: a failure of its own before one that lost contact, lowest rank."""

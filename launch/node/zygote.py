@@ -17,15 +17,27 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from launch.environment import ZYGOTE_SOCKET
+from launch.environment import EPOCH, RUN_FOLDER, ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
 from launch.node.fork_request import STANDARD_FILES, ForkRequest, receive_request, send_number
+from launch.node.keeper import KeptRank, RankKeeper
 from launch.node.parent_death import die_with_parent
+from launch.node.progress_record import ProgressRecord
+from launch.node.recovery_settings import RecoverySettings
+from launch.node.run_folder import RunFolder
+from launch.node.stack_dump import StackDump
 from launch.node.this_process import has_threads, name_process
 
 _BACKLOG = 128
+
+
+class Forked(NamedTuple):
+    """What a forked process is to run."""
+
+    argv: list[str]
+    record: ProgressRecord
 
 
 def start_zygote(path: Path, module: str) -> int | None:
@@ -37,7 +49,7 @@ def start_zygote(path: Path, module: str) -> int | None:
 
     Args:
         path: Where its socket is made; only its owner can reach it.
-        module: What ranks run: its ``main`` takes a command line and returns an exit code.
+        module: What ranks run: its ``main`` takes a command line and a progress record, and returns an exit code.
 
     Raises:
         OSError: The socket cannot be made, or the system has no room for a process.
@@ -71,8 +83,8 @@ def _run_zygote(listener: socket.socket, parent_pid: int, module: str) -> NoRetu
         # Ranks never search what is imported for garbage: it would take their time and copy every page.
         gc.freeze()
         gc.enable()
-        argv = _Zygote(listener).serve()
-        code = rank_main.main(argv)
+        forked = _Zygote(listener).serve()
+        code = rank_main.main(forked.argv, forked.record)
     except Exception:  # noqa: BLE001 - the process boundary: nothing may run on in the agent's code
         traceback.print_exc()
     finally:
@@ -81,67 +93,143 @@ def _run_zygote(listener: socket.socket, parent_pid: int, module: str) -> NoRetu
 
 
 @dataclass
-class _Forked:
-    """A rank, as the zygote knows it."""
+class _Supervised:
+    """A rank that a supervisor asked for, over all epochs.
 
-    pid: int
-    ended: int
+    Attributes:
+        request: What was asked.
+        files: Its standard files.
+        connection: To the supervisor.
+        kept: Its process.
+        is_watched: Whether the run's keeper judges it; then ``kept.rank`` is its rank.
+    """
+
+    request: ForkRequest
+    files: list[int]
     connection: socket.socket
+    kept: KeptRank
+    is_watched: bool
 
 
 class _Zygote:
-    """Forks a rank for each supervisor that asks, tells it how the rank ended, and ends the rank when it is gone."""
+    """Forks a rank for each supervisor that asks, tells it how the rank ended, and ends the rank when it is gone.
+
+    Ranks of a run that is to be recovered have a keeper: when it ends their epoch, all are forked anew, and their
+    supervisors notice nothing.
+    """
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._pid = os.getpid()
+        self._ranks: list[_Supervised] = []
+        self._keeper: RankKeeper | None = None
 
-    def serve(self) -> list[str]:
-        """Serves until this process ends; in a forked one returns the rank's command line."""
+    def serve(self) -> Forked:
+        """Serves until this process ends; in a forked one returns what it is to be."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         while True:
-            for key, _ in self._selector.select():
-                argv = key.data()
-                if argv is not None:
-                    return list(argv)
+            for key, _ in self._selector.select(None if self._keeper is None else self._keeper.wait_s()):
+                forked: Forked | None = key.data()
+                if forked is not None:
+                    return forked
+            forked = self._judge()
+            if forked is not None:
+                return forked
 
-    def _accept(self) -> list[str] | None:
+    def _accept(self) -> Forked | None:
         connection, _ = self._listener.accept()
         received = receive_request(connection)
         if received is None:
             connection.close()
             return None
         request, files = received
+        settings = RecoverySettings.read(request.environ)
+        if settings is not None and self._keeper is None:
+            self._keeper = RankKeeper(settings, RunFolder(Path(request.environ[RUN_FOLDER])))
+        rank = int(request.environ.get("RANK", "0"))
+        kept = KeptRank(rank, ProgressRecord.create(), StackDump.create())
+        one = _Supervised(request, files, connection, kept, settings is not None)
+        self._ranks.append(one)
+        forked = self._fork(one)
+        if forked is None:
+            # Its supervisor is told of the first process only, and listened to from now on.
+            send_number(connection, kept.pid)
+            self._selector.register(connection, selectors.EVENT_READ, partial(self._kill, one))
+        return forked
+
+    def _fork(self, one: _Supervised) -> Forked | None:
+        """Forks a rank's process; returns what it is to be, in that process."""
+        kept = one.kept
+        kept.stacks.clear()
+        kept.record.reset(0 if self._keeper is None else self._keeper.epoch)
         pid = os.fork()
         if pid == 0:
-            connection.close()
-            self._become_rank(request, files)
-            return request.argv
-        for file in files:
-            os.close(file)
-        send_number(connection, pid)
-        rank = _Forked(pid, os.pidfd_open(pid), connection)
-        self._selector.register(rank.ended, selectors.EVENT_READ, partial(self._report_end, rank))
-        self._selector.register(connection, selectors.EVENT_READ, partial(self._kill, rank))
+            return self._become_rank(one)
+        kept.started(pid)
+        if one.is_watched and self._keeper is not None:
+            self._keeper.keep(kept)
+        self._selector.register(kept.ended, selectors.EVENT_READ, partial(self._reap, one))
         return None
 
-    def _report_end(self, rank: _Forked) -> None:
-        _, status = os.waitpid(rank.pid, 0)
-        send_number(rank.connection, os.waitstatus_to_exitcode(status))
-        for file in (rank.ended, rank.connection):
-            if file in self._selector.get_map():
-                self._selector.unregister(file)
-        os.close(rank.ended)
-        rank.connection.close()
+    def _reap(self, one: _Supervised) -> None:
+        kept = one.kept
+        _, status = os.waitpid(kept.pid, 0)
+        self._selector.unregister(kept.ended)
+        code = os.waitstatus_to_exitcode(status)
+        if not one.is_watched or self._keeper is None or self._keeper.has_ended(kept, code):
+            self._let_go(one, code)
 
-    def _kill(self, rank: _Forked) -> None:
+    def _judge(self) -> Forked | None:
+        """Has the keeper look; when an epoch is over, forks the next one or lets all supervisors go."""
+        report = None if self._keeper is None else self._keeper.judge()
+        if report is None or self._keeper is None:
+            return None
+        watched = [one for one in self._ranks if one.is_watched]
+        if report.recovers and self._keeper.end_epoch():
+            for one in watched:
+                self._forget_process(one)
+            for one in watched:
+                forked = self._fork(one)
+                if forked is not None:
+                    return forked
+            return None
+        self._keeper.close()
+        for one in watched:
+            if one.kept.exit_code is not None:
+                self._let_go(one, one.kept.exit_code)
+        return None
+
+    def _forget_process(self, one: _Supervised) -> None:
+        """Closes what stands for a process that is gone."""
+        if one.kept.ended in self._selector.get_map():
+            self._selector.unregister(one.kept.ended)
+        one.kept.forget()
+
+    def _let_go(self, one: _Supervised, exit_code: int) -> None:
+        """Tells a supervisor how its rank ended, and forgets the rank."""
+        send_number(one.connection, exit_code)
+        self._forget_process(one)
+        if one.connection in self._selector.get_map():
+            self._selector.unregister(one.connection)
+        one.connection.close()
+        for file in one.files:
+            os.close(file)
+        one.kept.close()
+        self._ranks.remove(one)
+
+    def _kill(self, one: _Supervised) -> None:
         """Ends a rank whose supervisor is gone: it says nothing more, so what can be read is the connection's end."""
-        self._selector.unregister(rank.connection)
-        signal.pidfd_send_signal(rank.ended, signal.SIGKILL)
+        self._selector.unregister(one.connection)
+        if self._keeper is not None:
+            self._keeper.close()
+        if one.kept.exit_code is None:
+            signal.pidfd_send_signal(one.kept.ended, signal.SIGKILL)
+        else:
+            self._let_go(one, one.kept.exit_code)
 
-    def _become_rank(self, request: ForkRequest, files: list[int]) -> None:
-        """Makes this forked process the one that the supervisor would have been."""
+    def _become_rank(self, one: _Supervised) -> Forked:
+        """Makes this forked process the one that the supervisor would have been; returns what it is to run."""
         die_with_parent(signal.SIGKILL, str(self._pid))
         for key in list(self._selector.get_map().values()):
             # The zygote's own: a connection held here would outlive it.
@@ -150,11 +238,22 @@ class _Zygote:
             else:
                 os.close(key.fd)
         self._selector.close()
-        for file, standard in zip(files, STANDARD_FILES, strict=True):
+        for file, standard in zip(one.files, STANDARD_FILES, strict=True):
             os.dup2(file, standard)
-            os.close(file)
+        for other in self._ranks:
+            for file in other.files:
+                os.close(file)
+            if other is not one:
+                other.connection.close()
+                other.kept.close()
+        one.connection.close()
+        one.kept.stacks.answer()
+        request = one.request
         os.environ.clear()
         os.environ.update(request.environ)
         os.environ.pop(ZYGOTE_SOCKET, None)
+        if self._keeper is not None:
+            os.environ[EPOCH] = str(self._keeper.epoch)
         os.chdir(request.folder)
         sys.argv[1:] = request.argv
+        return Forked(request.argv, one.kept.record)

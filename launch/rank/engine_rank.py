@@ -215,9 +215,9 @@ class Rank:
         self._socket = LeaderSocket(endpoint)
         self._statistics.wake = self._socket.wake
         clock = LeaderLimits(
-            beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3),
+            beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3, options.stall_timeout_s / 3),
             grammar_wait_s=_GRAMMAR_WAIT_S,
-            grammar_beat_s=min(_GRAMMAR_BEAT_S, options.group_timeout_s / 3),
+            grammar_beat_s=min(_GRAMMAR_BEAT_S, options.group_timeout_s / 3, options.stall_timeout_s / 3),
             grammar_wait_limit_s=max(_MIN_STUCK_S, _STUCK_TIMEOUTS * options.grammar_timeout_s),
         )
         if options.post_check:

@@ -18,9 +18,9 @@ class StartError(RuntimeError):
 
 
 def connect_store(environment: RankEnvironment, timeout_s: float) -> Store:
-    """Returns the store that all ranks of this attempt share.
+    """Returns the store that all ranks of this attempt and epoch share.
 
-    A restarted attempt uses a prefix of its own: the agent's store survives a restart with the old ranks' addresses.
+    Each uses a prefix of its own: the agent's store survives a restart with the old ranks' addresses.
 
     Raises:
         StartError: The store cannot be reached.
@@ -37,7 +37,7 @@ def connect_store(environment: RankEnvironment, timeout_s: float) -> Store:
     except dist.DistError as error:
         where = f"{environment.master_address}:{environment.master_port}"
         raise StartError(f"rank {environment.rank} cannot reach the store at {where}: {error}") from error
-    return PrefixStore(f"lockstep/attempt-{environment.attempt}", store)
+    return PrefixStore(f"lockstep/attempt-{environment.attempt}/epoch-{environment.epoch}", store)
 
 
 def meet(store: Store, name: str, environment: RankEnvironment, timeout_s: float) -> None:

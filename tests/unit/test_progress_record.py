@@ -29,7 +29,7 @@ def test_a_new_record_says_that_the_rank_starts(record: ProgressRecord) -> None:
     record.reset(3)
     progress = record.read()
     assert before_ns <= progress.t_ns <= time.monotonic_ns()
-    assert progress == Progress(3, Phase.START, 0, 0, "", "", is_inside=False, t_ns=progress.t_ns)
+    assert progress == Progress(3, Phase.START, 0, 0, "", "", is_inside=False, tokens=0, t_ns=progress.t_ns)
     assert record.digests(DigestKind.PLAN) == record.digests(DigestKind.MASKS) == {}
 
 
@@ -106,7 +106,7 @@ def test_a_record_is_used_again_by_the_next_epoch(record: ProgressRecord) -> Non
     record.enter(record.register("all_gather", "tp0"), 8)
     record.begin_step(6, 5, is_idle=False)
     record.reset(1)
-    assert record.read() == Progress(1, Phase.START, 0, 0, "", "", is_inside=False, t_ns=record.read().t_ns)
+    assert record.read() == Progress(1, Phase.START, 0, 0, "", "", is_inside=False, tokens=0, t_ns=record.read().t_ns)
     assert record.digests(DigestKind.PLAN) == {}
     record.enter(record.register("broadcast", "tp1"), 1)
     assert (record.read().operation, record.read().group) == ("broadcast", "tp1")

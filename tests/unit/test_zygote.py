@@ -12,74 +12,25 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from command_line import wait_until
+from zygote_node import AGENT, PATH, SOON_S, ZygoteNode, has_ended
 
-from launch.environment import AGENT_PID, ZYGOTE_SOCKET
+from launch.environment import ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
 from launch.node.fork_request import ForkRequest, receive_number, receive_request, send_number, send_request
 
-ROOT = Path(__file__).resolve().parents[2]
-PATH = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-# An agent that only has a zygote: it ends when its input does.
-AGENT = "import sys; from pathlib import Path; from launch.node.zygote import start_zygote; {before}; \
-print(start_zygote(Path(sys.argv[1]), 'zygote_rank'), flush=True); sys.stdin.read()"
-SOON_S = 20.0
-
-
-class Node:
-    """A zygote under an agent of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "zygote"
-        self.environ = {**os.environ, "PYTHONPATH": PATH}
-        self.agent = subprocess.Popen(
-            [sys.executable, "-c", AGENT.format(before="pass"), str(self.socket)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=self.environ,
-        )
-        assert self.agent.stdout is not None
-        self.zygote = psutil.Process(int(self.agent.stdout.readline()))
-
-    def supervisor(self, *argv: str, **environ: str) -> subprocess.Popen[str]:
-        """Starts a rank as torchrun does."""
-        ours = {"RANK": "3", "LOCAL_RANK": "1", ZYGOTE_SOCKET: str(self.socket), AGENT_PID: str(os.getpid())}
-        return subprocess.Popen(
-            [sys.executable, "-m", "launch", *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=self.socket.parent,
-            env={**self.environ, **ours, **environ},
-            text=True,
-        )
-
-    def sleeper(self) -> tuple[subprocess.Popen[str], psutil.Process]:
-        """Returns a supervisor and its rank, which sleeps."""
-        supervisor = self.supervisor("sleep")
-        assert supervisor.stdout is not None
-        return supervisor, psutil.Process(int(supervisor.stdout.readline()))
-
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="lockstep-test-") as folder:
-        started = Node(Path(folder))
-        try:
-            yield started
-        finally:
-            started.agent.kill()
-            started.agent.wait()
-            wait_until(lambda: not started.zygote.is_running(), SOON_S, "the zygote to end with its agent")
+def node() -> Iterator[ZygoteNode]:
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-test-") as folder,
+        ZygoteNode.started(Path(folder) / "zygote") as started,
+    ):
+        yield started
 
 
-def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_rank_is_what_its_supervisor_would_have_been(node: Node) -> None:
+def test_a_rank_is_what_its_supervisor_would_have_been(node: ZygoteNode) -> None:
     supervisor = node.supervisor("say", "a b", "ü", ZYGOTE_TEST="x\ny")
     out, err = supervisor.communicate("given", timeout=SOON_S)
     said = json.loads(out)
@@ -89,8 +40,8 @@ def test_a_rank_is_what_its_supervisor_would_have_been(node: Node) -> None:
     assert ZYGOTE_SOCKET not in said["environ"]
     assert said["folder"] == str(node.socket.parent)
     assert said["stdin"] == "given"
-    # The three standard ones, and the one that lists them.
-    assert said["files"] == 4
+    # The three standard ones, the one for its stacks, and the one that lists them.
+    assert said["files"] == 5
     assert said["parent"] == node.zygote.pid
     assert err == "to stderr\n"
     assert supervisor.returncode == 0
@@ -100,20 +51,20 @@ def test_a_rank_is_what_its_supervisor_would_have_been(node: Node) -> None:
     ("argv", "code"),
     [(("exit", "0"), 0), (("exit", "5"), 5), (("signal", "9"), -9), (("signal", "11"), -11), (("signal", "15"), -15)],
 )
-def test_a_supervisor_ends_as_its_rank_does(node: Node, argv: tuple[str, ...], code: int) -> None:
+def test_a_supervisor_ends_as_its_rank_does(node: ZygoteNode, argv: tuple[str, ...], code: int) -> None:
     supervisor = node.supervisor(*argv)
     _, err = supervisor.communicate(timeout=SOON_S)
     assert (supervisor.returncode, err) == (code, "")
 
 
-def test_an_error_in_a_rank_is_printed(node: Node) -> None:
+def test_an_error_in_a_rank_is_printed(node: ZygoteNode) -> None:
     supervisor = node.supervisor("raise")
     _, err = supervisor.communicate(timeout=SOON_S)
     assert supervisor.returncode == ExitCode.INTERNAL
     assert err.endswith("LookupError: nothing here\n")
 
 
-def test_many_ranks_are_independent(node: Node) -> None:
+def test_many_ranks_are_independent(node: ZygoteNode) -> None:
     supervisors = [node.supervisor("exit", str(code)) for code in range(10)]
     assert [supervisor.wait(SOON_S) for supervisor in supervisors] == list(range(10))
     for supervisor in supervisors:
@@ -123,7 +74,7 @@ def test_many_ranks_are_independent(node: Node) -> None:
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_a_rank_ends_with_its_supervisor_and_no_other_does(node: Node, sig: signal.Signals) -> None:
+def test_a_rank_ends_with_its_supervisor_and_no_other_does(node: ZygoteNode, sig: signal.Signals) -> None:
     victim, rank = node.sleeper()
     other, other_rank = node.sleeper()
     victim.send_signal(sig)
@@ -135,7 +86,7 @@ def test_a_rank_ends_with_its_supervisor_and_no_other_does(node: Node, sig: sign
 
 
 @pytest.mark.parametrize("victim", ["zygote", "agent"])
-def test_all_end_with_the_zygote_and_with_the_agent(node: Node, victim: str) -> None:
+def test_all_end_with_the_zygote_and_with_the_agent(node: ZygoteNode, victim: str) -> None:
     pairs = [node.sleeper(), node.sleeper()]
     if victim == "zygote":
         node.zygote.kill()
@@ -148,7 +99,7 @@ def test_all_end_with_the_zygote_and_with_the_agent(node: Node, victim: str) -> 
     wait_until(lambda: all(has_ended(rank) for _, rank in pairs), SOON_S, "the ranks to end")
 
 
-def test_a_zygote_that_is_not_there(node: Node) -> None:
+def test_a_zygote_that_is_not_there(node: ZygoteNode) -> None:
     supervisor = node.supervisor("say", **{ZYGOTE_SOCKET: str(node.socket.parent / "other")})
     _, err = supervisor.communicate(timeout=SOON_S)
     assert supervisor.returncode == ExitCode.START_FAILED
@@ -169,7 +120,7 @@ def test_a_process_with_threads_has_no_zygote(tmp_path: Path) -> None:
     assert not (tmp_path / "zygote").exists()
 
 
-def test_only_its_owner_reaches_it(node: Node) -> None:
+def test_only_its_owner_reaches_it(node: ZygoteNode) -> None:
     assert node.socket.stat().st_mode & 0o777 == 0o600
 
 
