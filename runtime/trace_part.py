@@ -69,6 +69,7 @@ class PartHeader(msgspec.Struct, frozen=True):
         host: What identifies the machine's clock: ranks with the same one share it.
         kinds: The kinds of spans, by number.
         clocks: How the clock stood, at the start and perhaps at the end.
+        epoch: How often all ranks had been forked anew before.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class PartHeader(msgspec.Struct, frozen=True):
     host: str
     kinds: tuple[SpanKind, ...]
     clocks: tuple[ClockReading, ...]
+    epoch: int = 0
 
 
 class Span(NamedTuple):

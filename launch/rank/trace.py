@@ -28,10 +28,11 @@ class RankTrace:
 
     def __init__(self, trace: Path, options: EngineOptions, environment: RankEnvironment) -> None:
         stage, tp_rank = divmod(environment.rank, options.tp)
-        self._header = PartHeader(environment.rank, stage, tp_rank, clock_identity(), KINDS, (read_clock(),))
+        rank, epoch = environment.rank, environment.epoch
+        self._header = PartHeader(rank, stage, tp_rank, clock_identity(), KINDS, (read_clock(),), epoch)
         folder = parts_folder(trace, environment.run_folder)
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._part = TracePart(part_path(folder, environment.rank), self._header)
+        self._part = TracePart(part_path(folder, rank, epoch), self._header)
         self.tracer = Tracer(self._part)
 
     def finish(self) -> None:

@@ -28,9 +28,9 @@ def parts_folder(trace: Path, run_folder: Path | None) -> Path:
     return trace.with_name(trace.name + ".parts") if run_folder is None else run_folder / "trace"
 
 
-def part_path(folder: Path, rank: int) -> Path:
-    """Returns where a rank writes its part."""
-    return folder / f"{rank}.part"
+def part_path(folder: Path, rank: int, epoch: int = 0) -> Path:
+    """Returns where a rank writes its part of an epoch."""
+    return folder / f"{rank}.{epoch}.part"
 
 
 def write_trace(trace: Path, folder: Path, world_size: int) -> None:
@@ -65,18 +65,24 @@ def merge_parts(trace: Path, folder: Path, world_size: int) -> list[int]:
 
 
 def parts_are_finished(folder: Path, world_size: int) -> bool:
-    """Returns whether every rank has ended its part."""
-    paths = _part_paths(folder, world_size)
-    if len(paths) < world_size:
+    """Returns whether every rank has ended the part of its last epoch."""
+    last = {_rank_and_epoch(path)[0]: path for path in _part_paths(folder, world_size)}
+    if len(last) < world_size:
         return False
     with ExitStack() as stack:
-        parts = [stack.enter_context(closing(ReadPart(path))) for path in paths]
+        parts = [stack.enter_context(closing(ReadPart(path))) for path in last.values()]
         return all(len(part.header.clocks) > 1 for part in parts)
 
 
 def _part_paths(folder: Path, world_size: int) -> list[Path]:
-    """Returns the parts that are there, in rank order."""
-    return [path for rank in range(world_size) if (path := part_path(folder, rank)).exists()]
+    """Returns the parts that are there, in the order of ranks and their epochs."""
+    paths = sorted(folder.glob("*.part"), key=_rank_and_epoch)
+    return [path for path in paths if _rank_and_epoch(path)[0] < world_size]
+
+
+def _rank_and_epoch(path: Path) -> tuple[int, int]:
+    rank, epoch, _ = path.name.split(".")
+    return int(rank), int(epoch)
 
 
 def leader_ns(header: PartHeader, leader_host: str, at_ns: int) -> int:
@@ -102,6 +108,7 @@ def _document(parts: list[ReadPart], missing: list[int]) -> Iterator[str]:
         "ranks": [
             {
                 "rank": part.header.rank,
+                "epoch": part.header.epoch,
                 "stage": part.header.stage,
                 "tp_rank": part.header.tp_rank,
                 "host": part.header.host,
@@ -146,7 +153,9 @@ def _thread(header: PartHeader, track: int) -> int:
 def _event(header: PartHeader, span: Span, host: str, origin_ns: int) -> str:
     kind = header.kinds[span.kind]
     start_ns, end_ns = (leader_ns(header, host, one) for one in (span.start_ns, span.end_ns))
-    args = {"rank": header.rank, "step": span.step} | ({kind.value: span.value} if kind.value else {})
+    args = {"rank": header.rank, "epoch": header.epoch, "step": span.step} | (
+        {kind.value: span.value} if kind.value else {}
+    )
     waits = f"wait for {kind.waits}" if kind.waits else "work"
     return (
         f'{{"ph": "X", "name": {json.dumps(kind.name)}, "cat": {json.dumps(waits)}, "pid": {header.stage + 1}, '

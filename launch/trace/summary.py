@@ -57,13 +57,13 @@ class RankSummary(msgspec.Struct, frozen=True):
 
 
 class _Event(NamedTuple):
-    """A span of the trace; times in nanoseconds."""
+    """A span of the trace; times in nanoseconds, the step as (epoch, number)."""
 
     start: int
     end: int
     name: str
     category: str
-    step: int
+    step: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -76,9 +76,9 @@ class _Open:
 
 @dataclass(slots=True)
 class _Step:
-    """One step, and each kind's own time in it by (name, category)."""
+    """One step by (epoch, number), and each kind's own time in it by (name, category)."""
 
-    number: int
+    number: tuple[int, int]
     duration: int
     own: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -124,7 +124,7 @@ def summarize(trace: Path) -> list[RankSummary]:
                     found = json.loads(line.rstrip(",\n"))
                     start = round(found["ts"] * 1000)
                     end, args = start + round(found["dur"] * 1000), found["args"]
-                    event = _Event(start, end, found["name"], found["cat"], args["step"])
+                    event = _Event(start, end, found["name"], found["cat"], (args["epoch"], args["step"]))
                     tracks[args["rank"], found["pid"] - 1, found["tid"]].append(event)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise TraceFileError(f"cannot read {trace}: {error}") from error
@@ -137,7 +137,7 @@ def summarize(trace: Path) -> list[RankSummary]:
     ]
 
 
-def _rank_summary(rank: int, stage: int, tracks: list[list[_Event]], idle: set[int]) -> RankSummary:
+def _rank_summary(rank: int, stage: int, tracks: list[list[_Event]], idle: set[tuple[int, int]]) -> RankSummary:
     loop, threads = tracks[0], tracks[1:]
     steps = _steps(loop)
     busy = [step for step in steps if step.number not in idle and any(name in _BUSY for name, _ in step.own)]
