@@ -31,6 +31,9 @@ EPOCH = "LOCKSTEP_EPOCH"
 API_KEY = "LOCKSTEP_API_KEY"
 """The key that clients of ``lockstep serve`` must give, where no file names any."""
 
+CHAOS_FOLDER = "LOCKSTEP_CHAOS_FOLDER"
+"""Set by ``lockstep chaos`` for the processes of a cell: where faults to come and faults that happened are told."""
+
 _RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -53,6 +56,7 @@ class RankEnvironment:
         attempt: How often torchrun restarted the ranks.
         run_folder: The front side's folder; None when torchrun was started by hand.
         epoch: How often all ranks were forked anew in this attempt.
+        chaos_folder: Where faults that this rank is to suffer are told; None = there are none.
     """
 
     rank: int
@@ -65,6 +69,7 @@ class RankEnvironment:
     attempt: int
     run_folder: Path | None
     epoch: int = 0
+    chaos_folder: Path | None = None
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> RankEnvironment:
@@ -84,6 +89,7 @@ class RankEnvironment:
             attempt=_number(environ, _RESTART_COUNT) if _RESTART_COUNT in environ else 0,
             run_folder=Path(environ[RUN_FOLDER]) if RUN_FOLDER in environ else None,
             epoch=_number(environ, EPOCH) if EPOCH in environ else 0,
+            chaos_folder=Path(environ[CHAOS_FOLDER]) if CHAOS_FOLDER in environ else None,
         )
 
 

@@ -22,6 +22,8 @@ class ExitCode(IntEnum):
     """``check-grammar`` ran to the end, and found what ``--fail-on`` names."""
     RECOVERIES_EXHAUSTED = 7
     """Ranks failed more often than they may be recovered."""
+    CHAOS_FAILED = 8
+    """``chaos`` ran to the end, and found a promise broken, or a script that hung or went wrong without a word."""
     INTERRUPTED = 130
     """Ctrl-C."""
     TERMINATED = 143

@@ -333,6 +333,42 @@ class BenchInvariantCommand(msgspec.Struct, frozen=True, kw_only=True):
     json_file: Path | None
 
 
+class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep chaos``.
+
+    Args:
+        script: ``module:function`` to put to faults; None = Lockstep's own engine.
+        ranks: Ranks of the script.
+        model: The engine's model; None = a tiny random one.
+        tp: Ranks of a stage of the engine.
+        pp: Stages of the engine.
+        matrix: Which cells: ``quick``, ``pairwise`` or ``full``.
+        only: Patterns for the names of cells.
+        repeat: Runs of each cell.
+        seed: Of the choice of cells.
+        limit_s: How long ranks may take to leave once the fault happened.
+        start_limit_s: How long a run may take until its fault happens.
+        group_timeout_s: Time-out of every process group; None = the program's own.
+        json_file: Where to write every figure; None = nowhere.
+        list_only: Whether to print the names of the cells and run none.
+    """
+
+    script: str | None
+    ranks: int
+    model: Path | None
+    tp: int
+    pp: int
+    matrix: Literal["quick", "pairwise", "full"]
+    only: tuple[str, ...]
+    repeat: int
+    seed: int
+    limit_s: float
+    start_limit_s: float
+    group_timeout_s: float | None
+    json_file: Path | None
+    list_only: bool
+
+
 Command = (
     GenerateCommand
     | ServeCommand
@@ -344,4 +380,5 @@ Command = (
     | BenchDecodeCommand
     | BenchInvariantCommand
     | TraceSummaryCommand
+    | ChaosCommand
 )

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from typer.exceptions import TyperException
 
-from launch.cli import bench, types
+from launch.cli import bench, chaos, types
 from launch.cli import grammar as grammar_cli
 from launch.cli.engine import engine_options, seconds
 from launch.cli.errors import worded
@@ -51,6 +51,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.command(name="check-grammar")(grammar_cli.check_grammar)
+app.command(name="chaos")(chaos.chaos)
 
 
 class UsageError(ValueError):

@@ -10,6 +10,8 @@ from typing import NoReturn
 
 from launch.bench.command import run_bench
 from launch.bench.decode import BenchError
+from launch.chaos.command import run_chaos
+from launch.chaos.error import ChaosError
 from launch.check_grammar.command import become_checker
 from launch.cli.parse import UsageError, parse_command
 from launch.doctor import run_doctor
@@ -22,6 +24,7 @@ from launch.options import (
     BenchDecodeCommand,
     BenchInvariantCommand,
     BenchSamplerCommand,
+    ChaosCommand,
     CheckGrammarCommand,
     DoctorCommand,
     GenerateCommand,
@@ -41,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     raise_on_signals()
     if FRONT_ENDPOINT in os.environ:
         die_with_parent(signal.SIGTERM)
-    return exit_code_of(partial(_run, arguments), more_faults=(BenchError,))
+    return exit_code_of(partial(_run, arguments), more_faults=(BenchError, ChaosError))
 
 
 def _run(argv: list[str]) -> int:
@@ -59,6 +62,8 @@ def _run(argv: list[str]) -> int:
             code = run_doctor(command)
         case BenchSamplerCommand() | BenchDecodeCommand() | BenchInvariantCommand():
             code = run_bench(command, argv, os.environ.get(FRONT_ENDPOINT))
+        case ChaosCommand():
+            code = run_chaos(command)
         case TraceSummaryCommand():
             code = print_summary(command)
         case _:

@@ -1,0 +1,1 @@
+"""``lockstep chaos``: faults put into running ranks, and what became of each, against what was injected."""

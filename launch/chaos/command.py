@@ -1,0 +1,24 @@
+"""``lockstep chaos``: whose faults they are, and what is checked before any of them."""
+
+from __future__ import annotations
+
+import sys
+
+from launch.chaos.error import ChaosError
+from launch.chaos.script.command import run_script_chaos
+from launch.checks import check_json_file
+from launch.exit_codes import ExitCode
+from launch.options import ChaosCommand
+
+
+def run_chaos(command: ChaosCommand) -> ExitCode:
+    """Runs the cells and prints what became of each; returns the exit code.
+
+    Raises:
+        UsageError: The JSON file cannot be written.
+        ChaosError: What is tested does not run without a fault, or no cell is left to run.
+    """
+    if not sys.platform.startswith("linux"):
+        raise ChaosError("processes are watched through Linux' /proc: chaos runs on Linux only")
+    check_json_file(command.json_file)
+    return run_script_chaos(command)

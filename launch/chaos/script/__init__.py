@@ -1,0 +1,1 @@
+"""Faults in a user's own torch.distributed script, under real torchrun."""
