@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
+from launch.chaos.faulty import Trigger, install
+from launch.chaos.record import CellFolder
 from launch.cli.parse import UsageError
 from launch.environment import RankEnvironment
 from launch.node.progress_record import ProgressRecord
@@ -54,6 +56,8 @@ def bring_up(options: RankOptions, environment: RankEnvironment, record: Progres
     device = _device(options.device, environment)
     store = connect_store(environment, options.start_timeout_s)
     meet(store, "started", environment, options.start_timeout_s)
+    if environment.chaos_folder is not None:
+        install(Trigger(CellFolder(environment.chaos_folder), environment.rank, environment.epoch))
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
         store=PrefixStore("groups", store),

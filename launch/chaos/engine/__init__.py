@@ -1,0 +1,1 @@
+"""Faults in the ranks of Lockstep's own engine, judged against what the runtime promises."""

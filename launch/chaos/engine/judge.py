@@ -1,0 +1,307 @@
+"""Judges a run of the engine against what is promised of its fault: S D A R B L Q of the fault matrix.
+
+S: no wrong, doubled or lost token was released. D: the fault was noticed within its bound. A: the rank that is named is
+the victim. R: every request finished, with the undisturbed run's tokens. B: tokens flowed again within the bound. L:
+nothing is left. Q: without a fault nothing happened. Bounds on seconds are stretched by the same run's load factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from launch.chaos.engine.outcome import EngineOutcome, FrontOutcome, RequestEnd
+from launch.chaos.engine.scenario import Scenario
+from launch.chaos.script.outcome import names_rank
+
+Promise = Literal["S", "D", "A", "R", "B", "L", "Q"]
+PROMISES: tuple[Promise, ...] = ("S", "D", "A", "R", "B", "L", "Q")
+
+_OF_ROW: Final[Mapping[str, str]] = {
+    "K1": "SDARBL",
+    "K2": "SDARBL",
+    "K3": "SDARBL",
+    "K4": "SRL",
+    "K5": "SDRL",
+    "K6": "SDRL",
+    "K7": "SRL",
+    "K8": "L",
+    "K10": "SDRL",
+    "K11": "SDARL",
+    "K12": "SDL",
+    "K14": "SRL",
+    "K16": "SQL",
+}
+"""What each row promises; K5 and K6 are injected below the ranks' own checks, where a pair is named and not a rank."""
+
+_NEEDS_RECOVERY = "RB"
+_HOSTS_WITHOUT_RECOVERY = ("zygote", "supervisor", "agent", "front")
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds that the runtime may take, before they are stretched.
+
+    Args:
+        noticed_s: To notice a rank that ended.
+        stall_s: How old a rank's last sign of life may be; None where only time-outs end a stall.
+        group_timeout_s: Time-out of every collective and message.
+        recovered_s: From a fault that was noticed to the next token.
+        closed_s: To leave when asked to.
+    """
+
+    noticed_s: float = 0.2
+    stall_s: float | None = None
+    group_timeout_s: float = 30.0
+    recovered_s: float = 1.0
+    closed_s: float = 5.0
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """A judged cell.
+
+    Args:
+        happened: Whether the fault happened; without that no promise is judged.
+        promises: For each promise of the fault's row ``kept``, or what broke it.
+        noticed_s: Seconds from the fault until it was noticed; None when it was not, or did nothing.
+        recovered_s: Seconds from the fault until the first token after it; None without a recovery.
+        named_right: Whether the rank that was named is the victim; None when none was to be named, or none was.
+        texts_that_differ: Finished requests whose tokens differ from the undisturbed run's.
+    """
+
+    happened: bool
+    promises: dict[str, str]
+    noticed_s: float | None
+    recovered_s: float | None
+    named_right: bool | None
+    texts_that_differ: int
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the fault happened and every promise was kept."""
+        return self.happened and all(word == "kept" for word in self.promises.values())
+
+
+class _Case:
+    """A cell with all that its judges look at."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        outcome: EngineOutcome,
+        truth: Mapping[str, RequestEnd],
+        bounds: Bounds,
+        rank: int | None,
+    ) -> None:
+        self.scenario = scenario
+        self.outcome = outcome
+        self.truth = truth
+        self.bounds = bounds
+        self.rank = rank
+        self.fault_s = outcome.fired[-1].t_s if outcome.fired else None
+
+    @property
+    def front(self) -> FrontOutcome | None:
+        return self.outcome.front
+
+    @property
+    def recovered(self) -> bool:
+        return self.front is not None and any(seen.epoch > 0 for seen in self.front.epochs)
+
+    @property
+    def noticed_s(self) -> float | None:
+        """Seconds until the runtime saw the fault: by its own report, else when the engine ended or began anew."""
+        if self.fault_s is None:
+            return None
+        front = self.front
+        if front is None:
+            times = [] if self.outcome.gone_s is None else [self.outcome.gone_s]
+        else:
+            known = [*front.seen_s, *([] if front.failed_s is None else [front.failed_s])]
+            times = known or [seen.ready_s for seen in front.epochs if seen.epoch > 0]
+        after = [time_s - self.fault_s for time_s in times if time_s >= self.fault_s - _CLOCK_S]
+        return max(0.0, min(after)) if after else None
+
+    @property
+    def recovered_s(self) -> float | None:
+        """Seconds until the first token that the last life of the ranks gave."""
+        if self.fault_s is None or self.front is None or not self.recovered:
+            return None
+        ready_s = max(seen.ready_s for seen in self.front.epochs)
+        times = [time_s for end in self.front.requests for time_s in end.times_s if time_s >= ready_s]
+        return min(times) - self.fault_s if times else None
+
+    @property
+    def named_right(self) -> bool | None:
+        front = self.front
+        if self.rank is None or front is None:
+            return None
+        if front.blamed:
+            return front.blamed[-1] == self.rank
+        return names_rank(front.failure.partition(":")[0], self.rank) if front.failure else None
+
+
+_CLOCK_S: Final = 0.01
+_POLL_S: Final = 0.3
+"""How long the front side may take to hear of what the ranks' keeper saw."""
+
+
+def judge(
+    scenario: Scenario,
+    outcome: EngineOutcome,
+    truth: Mapping[str, RequestEnd],
+    bounds: Bounds,
+    *,
+    recovers: bool,
+    rank: int | None,
+) -> Judgement:
+    """Returns what a cell kept and broke.
+
+    Args:
+        scenario: What was injected.
+        outcome: What was seen.
+        truth: The requests of an undisturbed run with the same numerics, by name.
+        bounds: Seconds that are allowed.
+        recovers: Whether the runtime promises to fork its ranks anew; it is also held to it once it did so.
+        rank: The victim's rank; None when it is no rank.
+    """
+    case = _Case(scenario, outcome, truth, bounds, rank)
+    happened = scenario.action == "none" or bool(outcome.fired)
+    promised = _promised(case, recovers=recovers) if happened else ()
+    return Judgement(
+        happened=happened,
+        promises={promise: _JUDGES[promise](case) or "kept" for promise in promised},
+        noticed_s=case.noticed_s,
+        recovered_s=case.recovered_s,
+        named_right=case.named_right if "A" in promised else None,
+        texts_that_differ=len(_that_differ(case)),
+    )
+
+
+def _promised(case: _Case, *, recovers: bool) -> tuple[Promise, ...]:
+    """Returns the promises of a cell, in order."""
+    scenario = case.scenario
+    letters = _OF_ROW[scenario.row]
+    must_recover = (recovers and scenario.mode == "refork") or case.recovered
+    if scenario.victim in _HOSTS_WITHOUT_RECOVERY or scenario.moment == "init":
+        must_recover = case.recovered
+    if not must_recover and not _does_no_harm(scenario):
+        letters = "".join(letter for letter in letters if letter not in _NEEDS_RECOVERY)
+    if case.rank is None or scenario.victim == "front":
+        letters = letters.replace("A", "")
+    if scenario.moment in ("idle", "init"):
+        letters = letters.replace("B", "")
+    return tuple(promise for promise in PROMISES if promise in letters)
+
+
+def _does_no_harm(scenario: Scenario) -> bool:
+    """Returns whether a run is to go on as if there had been no fault."""
+    return scenario.action in ("slow", "none", "load", "store_slow")
+
+
+def _wrong_tokens(case: _Case) -> str:
+    if case.front is None:
+        return ""
+    first_s = min((seen.ready_s for seen in case.front.epochs if seen.epoch > 0), default=None)
+    for end in case.front.requests:
+        wanted = case.truth[end.name].token_ids
+        ids = end.token_ids
+        if first_s is not None and case.scenario.numerics == "default":
+            # Behind a recovery the sums of floats may be taken in another order.
+            ids = ids[: sum(time_s < first_s for time_s in end.times_s)]
+        if ids != wanted[: len(ids)]:
+            at = next(at for at, token in enumerate(ids) if at >= len(wanted) or token != wanted[at])
+            return f"{end.name}: token {at} is {ids[at]}, not {wanted[at] if at < len(wanted) else 'the end'}"
+        if end.is_done and first_s is None and len(ids) < len(wanted):
+            return f"{end.name}: ended after {len(ids)} of {len(wanted)} tokens"
+    return ""
+
+
+def _noticed_late(case: _Case) -> str:
+    scenario, bounds, load = case.scenario, case.bounds, case.outcome.load
+    if case.outcome.exit_code is None:
+        return "the run did not end"
+    noticed_s = case.noticed_s
+    if noticed_s is None:
+        # What did no harm need not be noticed: S and R tell whether it did.
+        return "" if not case.front or not case.front.failure else "noticed before the fault"
+    is_stall = scenario.row in ("K3", "K5", "K6", "K10", "K12") or scenario.is_stall
+    limit_s = bounds.noticed_s
+    if is_stall:
+        limit_s += bounds.group_timeout_s if bounds.stall_s is None else bounds.stall_s
+    limit_s = limit_s * load + _POLL_S
+    return "" if noticed_s <= limit_s else f"noticed after {noticed_s:.2f} s, allowed {limit_s:.2f} s"
+
+
+def _named_wrong(case: _Case) -> str:
+    if case.named_right:
+        return ""
+    front = case.front
+    if front is None:
+        return "nobody was named"
+    named = ", ".join(map(str, front.blamed)) or front.failure or "nobody"
+    return f"rank {case.rank} failed; named: {named}"
+
+
+def _lost_requests(case: _Case) -> str:
+    if case.front is None:
+        return "the front side said nothing"
+    if case.front.failure:
+        return f"the engine ended: {case.front.failure}"
+    for end in case.front.requests:
+        if not end.is_done:
+            return f"{end.name}: {end.error or 'did not finish'}"
+    differ = _that_differ(case)
+    if differ and case.scenario.numerics == "invariant":
+        return f"{differ[0]}: its tokens differ from the undisturbed run's"
+    return "" if case.front.answers_after else "no request was answered afterwards"
+
+
+def _recovered_late(case: _Case) -> str:
+    recovered_s = case.recovered_s
+    if recovered_s is None:
+        return "no token came after the fault"
+    limit_s = case.bounds.recovered_s
+    if case.scenario.is_stall:
+        limit_s += case.bounds.group_timeout_s if case.bounds.stall_s is None else case.bounds.stall_s
+    limit_s *= case.outcome.load
+    return "" if recovered_s <= limit_s else f"first token after {recovered_s:.2f} s, allowed {limit_s:.2f} s"
+
+
+def _left_over(case: _Case) -> str:
+    left, front = case.outcome.left, case.front
+    files = left.files if case.scenario.victim != "front" or case.scenario.action != "kill" else []
+    found = [*left.processes, *files, *left.shared_memory]
+    if found:
+        return f"left: {', '.join(found)}"
+    limit_s = case.bounds.closed_s * case.outcome.load
+    if front is not None and front.closed_in_s > limit_s:
+        return f"closing took {front.closed_in_s:.2f} s, allowed {limit_s:.2f} s"
+    return ""
+
+
+def _disturbed(case: _Case) -> str:
+    if case.scenario.action in ("sigterm", "sigint"):
+        wanted = {"sigterm": 143, "sigint": 130}[case.scenario.action]
+        code = case.outcome.exit_code
+        return "" if code == wanted else f"exit code {code}, not {wanted}"
+    if case.recovered or (case.front is not None and case.front.blamed):
+        return "an alarm without a fault"
+    return _lost_requests(case)
+
+
+def _that_differ(case: _Case) -> list[str]:
+    ends = case.front.requests if case.front is not None else []
+    return [end.name for end in ends if end.is_done and end.token_ids != case.truth[end.name].token_ids]
+
+
+_JUDGES: Final[Mapping[Promise, Callable[[_Case], str]]] = {
+    "S": _wrong_tokens,
+    "D": _noticed_late,
+    "A": _named_wrong,
+    "R": _lost_requests,
+    "B": _recovered_late,
+    "L": _left_over,
+    "Q": _disturbed,
+}
