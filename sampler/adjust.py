@@ -7,16 +7,18 @@ finds every non-finite logit of the model, banned or not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from sampler.params import RowSampling
 from sampler.rows import AlignedRows, RowTable, to_device
-from sampler.slices import true_places, write_
+from sampler.slices import true_places
 
 _NO_ID = -1
 _MIN_CAPACITY = 16
+_PIECE = 8192
 
 
 class SparseRows(AlignedRows):
@@ -56,23 +58,88 @@ class SparseRows(AlignedRows):
         logits.view(-1)[place] += self.values.reshape(-1)[entry]
 
 
-@dataclass
-class _SlicePlaces:
-    """Which of a state's entries lie in one slice; its parts grow with the ids that rows generate.
+class _SliceEntries(AlignedRows):
+    """A penalty state's entries whose ids lie in one slice, one after the other; they grow with what rows generate.
 
-    Attributes:
+    Args:
+        state: The state.
         slice_start: The id of the slice's first column.
         width: How many columns it has.
-        entry: [n] int64, places in the flattened [B, K] tables.
-        place: [n] int64, places in the flattened [B, Vs] logits.
-        repetition: [n] float32.
+        raises: Whether the entries are those of rows whose repetition penalty is below 1, or of all others.
+
+    Attributes:
+        slice_start: As given.
+        width: As given.
+        place: [n] int64, places in the flattened [B, Vs] logits, distinct.
+        additive: [n] float32, what frequency and presence penalty take off each.
+        repetition: [n] float32, more than 0.
     """
 
-    slice_start: int
-    width: int
-    entry: torch.Tensor
     place: torch.Tensor
+    additive: torch.Tensor
     repetition: torch.Tensor
+
+    def __init__(self, state: PenaltyState, slice_start: int, width: int, *, raises: bool) -> None:
+        self.slice_start = slice_start
+        self.width = width
+        self._raises = raises
+        self._rows = (state.repetition.squeeze(1) < 1.0) == raises
+        entry, place = _inside(state.ids, slice_start, width, self._rows)
+        repetition = state.repetition.expand_as(state.ids).reshape(-1)
+        tables = {
+            "place": place,
+            "additive": state.additive.view(-1).index_select(0, entry),
+            "repetition": repetition.index_select(0, entry),
+        }
+        super().__init__({name: RowTable(values) for name, values in tables.items()})
+        # Of each entry of the flattened [B, K] tables, where it is here; −1 where it is not.
+        self._index = torch.full((state.ids.numel(),), _NO_ID, device=place.device)
+        self._index[entry] = torch.arange(len(entry), device=place.device)
+
+    def change_(self, entry: torch.Tensor, additive: torch.Tensor) -> None:
+        """Sets what is taken off entries of the flattened [B, K] tables, if they are here: [N] int64 and float32."""
+        index = self._index.index_select(0, entry)
+        here = index >= 0
+        self.additive[index[here]] = additive[here]
+
+    def add(self, entry: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, state: PenaltyState) -> None:
+        """Takes up new entries of the flattened [B, K] tables, if they belong here: [N] int64 each."""
+        columns = token_ids - self.slice_start
+        here = (columns >= 0) & (columns < self.width) & self._rows[rows]
+        entry, rows, columns = entry[here], rows[here], columns[here]
+        count = len(self.place)
+        self._index[entry] = torch.arange(count, count + len(entry), device=entry.device)
+        self.extend(
+            {
+                "place": rows * self.width + columns,
+                "additive": state.additive.view(-1).index_select(0, entry),
+                "repetition": state.repetition.view(-1).index_select(0, rows),
+            }
+        )
+
+    def apply_(self, logits: torch.Tensor) -> None:
+        """Applies the penalties to the slice's logits: [B, Vs] float32, contiguous."""
+        flat = logits.view(-1)
+        if logits.device.type == "cpu":
+            self._apply_by_numpy_(flat.numpy())
+            return
+        values = flat.index_select(0, self.place).sub_(self.additive)
+        # z / r where z > 0, else z · r: the smaller of both where r is at least 1.
+        chosen = torch.maximum if self._raises else torch.minimum
+        flat.index_copy_(0, self.place, chosen(values / self.repetition, values * self.repetition))
+
+    def _apply_by_numpy_(self, logits: npt.NDArray[np.float32]) -> None:
+        """Does the same faster on a CPU, in pieces: what was read is written back while it is in the cache."""
+        places, additive, repetition = self.place.numpy(), self.additive.numpy(), self.repetition.numpy()
+        chosen = np.maximum if self._raises else np.minimum
+        with np.errstate(all="ignore"):
+            for first in range(0, len(places), _PIECE):
+                piece = slice(first, first + _PIECE)
+                values = logits.take(places[piece], mode="clip")
+                values -= additive[piece]
+                divided = values / repetition[piece]
+                values *= repetition[piece]
+                logits[places[piece]] = chosen(values, divided, out=values)
 
 
 class PenaltyState(AlignedRows):
@@ -103,7 +170,7 @@ class PenaltyState(AlignedRows):
 
     def __init__(self, tables: Mapping[str, RowTable]) -> None:
         super().__init__(tables)
-        self._places: _SlicePlaces | None = None
+        self._entries: tuple[_SliceEntries, ...] = ()
 
     @classmethod
     def from_rows(cls, rows: Sequence[RowSampling], *, device: torch.device) -> PenaltyState:
@@ -139,12 +206,12 @@ class PenaltyState(AlignedRows):
     def filter(self, index: torch.Tensor) -> None:
         """Keeps the rows at the indices ``index``, as ``AlignedRows`` does."""
         super().filter(index)
-        self._places = None
+        self._entries = ()
 
     def merge(self, other: PenaltyState) -> None:
         """Appends the rows of ``other``."""
         super().merge(other)
-        self._places = None
+        self._entries = ()
 
     def append(self, token_ids: torch.Tensor) -> None:
         """Takes note of one generated id per row; a negative id stands for none.
@@ -152,23 +219,33 @@ class PenaltyState(AlignedRows):
         Args:
             token_ids: [B] int64.
         """
-        rows = (self.active & (token_ids >= 0)).nonzero().squeeze(1)
-        token_ids = token_ids[rows]
+        taking = self.active & (token_ids >= 0)
+        rows = taking.nonzero().squeeze(1)
         if not len(rows):
             return
-        width = self.ids.shape[1]
-        if int(self.lengths[rows].max()) >= width:
-            self.widen(("ids", "counts", "additive"), max(2 * width, _MIN_CAPACITY))
-            self._places = None
-        known = self.ids[rows] == token_ids.unsqueeze(1)
-        is_new = ~known.any(dim=1)
-        slots = torch.where(is_new, self.lengths[rows], known.to(torch.int8).argmax(dim=1))
-        self.ids[rows, slots] = token_ids
-        self.counts[rows, slots] += 1.0
-        counts = self.counts[rows, slots].unsqueeze(1)
-        self.additive[rows, slots] = _additive(counts, self.frequency[rows], self.presence[rows]).squeeze(1)
-        self.lengths[rows] += is_new
-        self._add_places(rows[is_new], slots[is_new])
+        used, width = int(self.lengths[rows].max()), self.ids.shape[1]
+        if used >= width:
+            width = max(2 * width, _MIN_CAPACITY)
+            self.widen(("ids", "counts", "additive"), width)
+            self._entries = ()
+        looked = max(used, 1)
+        # No entry is −2: rows that take nothing find nothing.
+        wanted = torch.where(taking, token_ids, _NO_ID - 1).unsqueeze(1)
+        found = true_places((self.ids[:, :looked] == wanted).flatten())
+        known = found // looked
+        slots = self.lengths.clone()
+        slots[known] = found % looked
+        is_new = taking.index_fill_(0, known, 0)
+        self.lengths += is_new
+        entry = rows * width + slots[rows]
+        counts = self.counts.view(-1).index_select(0, entry) + 1.0
+        additive = _additive(counts, self.frequency[rows, 0], self.presence[rows, 0])
+        for table, values in ((self.ids, token_ids[rows]), (self.counts, counts), (self.additive, additive)):
+            table.view(-1)[entry] = values
+        new = is_new[rows]
+        for at in self._entries:
+            at.change_(entry, additive)
+            at.add(entry[new], rows[new], token_ids[rows][new], self)
 
     def apply_(self, logits: torch.Tensor, slice_start: int) -> None:
         """Applies the additive penalties, then the repetition penalty, to a slice's logits.
@@ -177,39 +254,17 @@ class PenaltyState(AlignedRows):
             logits: [B, Vs] float32, contiguous.
             slice_start: The id of the slice's first column.
         """
-        at = self._places_in(slice_start, logits.shape[1])
-        # One gather and one scatter of the logits.
-        flat = logits.view(-1)
-        values = flat.index_select(0, at.place)
-        values -= self.additive.view(-1).index_select(0, at.entry)
-        # Exactly one of the two parts is not 0, or both are NaN.
-        raised = values.clamp_min(0.0).div_(at.repetition)
-        write_(flat, at.place, values.clamp_max_(0.0).mul_(at.repetition).add_(raised))
-
-    def _places_in(self, slice_start: int, width: int) -> _SlicePlaces:
-        """Returns which entries lie in a slice; found anew only after rows came or went."""
-        at = self._places
-        if at is None or (at.slice_start, at.width) != (slice_start, width):
-            entry, place = _inside(self.ids, slice_start, width)
-            repetition = self.repetition.expand_as(self.ids).reshape(-1).index_select(0, entry)
-            at = self._places = _SlicePlaces(slice_start, width, entry, place, repetition)
-        return at
-
-    def _add_places(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
-        """Takes note of entries that are new, if a slice's are known: [N] int64 each."""
-        at = self._places
-        if at is None or not len(rows):
-            return
-        columns = self.ids[rows, slots] - at.slice_start
-        inside = (columns >= 0) & (columns < at.width)
-        rows, slots, columns = rows[inside], slots[inside], columns[inside]
-        at.entry = torch.cat((at.entry, rows * self.ids.shape[1] + slots))
-        at.place = torch.cat((at.place, rows * at.width + columns))
-        at.repetition = torch.cat((at.repetition, self.repetition[rows, 0]))
+        width = logits.shape[1]
+        if not self._entries or (self._entries[0].slice_start, self._entries[0].width) != (slice_start, width):
+            # Found anew only after rows came or went.
+            kinds = sorted(set((self.repetition.squeeze(1) < 1.0).tolist()))
+            self._entries = tuple(_SliceEntries(self, slice_start, width, raises=raises) for raises in kinds)
+        for at in self._entries:
+            at.apply_(logits)
 
 
 def _additive(counts: torch.Tensor, frequency: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
-    """Returns what the additive penalties take off: [B, K] float32 from [B, K], [B, 1] and [B, 1]."""
+    """Returns what the additive penalties take off: float32; the arguments broadcast."""
     return frequency * counts + presence * (counts > 0)
 
 

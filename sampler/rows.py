@@ -99,8 +99,12 @@ class AlignedRows:
 
     def merge(self, other: Self) -> None:
         """Appends the rows of ``other``."""
+        self.extend({name: getattr(other, name) for name in self._tables})
+
+    def extend(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Appends rows to every table: [N] or [N, K] each, by the names of their attributes."""
         for name, table in self._tables.items():
-            table.extend(getattr(other, name))
+            table.extend(values[name])
         self._publish()
 
     def widen(self, names: Sequence[str], width: int) -> None:

@@ -224,12 +224,3 @@ def true_places(flags: torch.Tensor) -> torch.Tensor:
         return flags.nonzero().squeeze(1)
     # numpy is faster at this on a CPU.
     return torch.from_numpy(np.flatnonzero(flags.numpy()))
-
-
-def write_(values: torch.Tensor, places: torch.Tensor, written: torch.Tensor) -> None:
-    """Writes [n] values at distinct places of a flat tensor."""
-    if values.device.type != "cpu":
-        values.index_copy_(0, places, written)
-    else:
-        # numpy is faster at this on a CPU.
-        values.numpy()[places.numpy()] = written.numpy()

@@ -15,7 +15,7 @@ from launch.bench import sampler_peer
 from launch.bench.cases import BenchCase, chosen
 from launch.bench.logits import flat_logits, recorded_logits
 from launch.bench.output import publish
-from launch.bench.sampler_report import BenchReport, CaseReport, Timing, Traffic
+from launch.bench.sampler_report import BenchReport, CaseReport, Timing, Traffic, added
 from launch.environment import RankEnvironment
 from launch.options import BenchSamplerCommand
 from launch.rank.start import bring_up
@@ -127,9 +127,10 @@ class SamplerBench:
             contestants[peer] = self._peer(peer, buffer, rows)
         times: dict[str, list[float]] = {name: [] for name in contestants}
         for repeat in range(self._command.repeats + 1):
-            for name, contestant in contestants.items():
+            # Every other round in reverse: what else the machine does, and what a contestant leaves behind, meets all.
+            for name in list(contestants)[:: 1 if repeat % 2 else -1]:
                 buffer.copy_(padded)
-                elapsed_s = self._time(contestant)
+                elapsed_s = self._time(contestants[name])
                 if repeat:  # The first is a warm-up.
                     times[name].append(elapsed_s)
         timings = {name: Timing.of(elapsed) for name, elapsed in times.items()}
@@ -139,6 +140,7 @@ class SamplerBench:
             ours=timings[_OURS],
             floor=timings[_FLOOR],
             base=timings.get(_BASE),
+            adds=added(times[_OURS], times[_BASE]) if _BASE in times else None,
             peers={peer: timings[peer] for peer in case.peers},
             traffic=self._traffic(contestants[_OURS], buffer, padded),
         )

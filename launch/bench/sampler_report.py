@@ -31,6 +31,11 @@ class Timing(msgspec.Struct, frozen=True):
         return cls(statistics.median(ordered), ordered[-(-9 * last // 10)], ordered[0])
 
 
+def added(elapsed_s: Sequence[float], base_s: Sequence[float]) -> float:
+    """Returns the share that a step adds to a plainer one: the median over the repeats, each beside its own base."""
+    return statistics.median(ours / base for ours, base in zip(elapsed_s, base_s, strict=True)) - 1.0
+
+
 class Traffic(msgspec.Struct, frozen=True):
     """What one step moves between the ranks, against a gather of whole float32 logits.
 
@@ -68,6 +73,7 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
         ours: This sampler.
         floor: One pass over this rank's logits, a max reduction.
         base: This sampler without what the case adds; None where it adds nothing.
+        adds: The share that the case adds to it, from ``added``; None where it adds nothing.
         peers: Plain torch samplers.
         traffic: What the ranks exchange; None for one rank.
     """
@@ -77,16 +83,17 @@ class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
     ours: Timing
     floor: Timing
     base: Timing | None
+    adds: float | None
     peers: dict[str, Timing]
     traffic: Traffic | None
 
     def figures(self) -> dict[str, float]:
-        """Returns the ratios of medians that the table shows."""
+        """Returns the ratios that the table shows: of medians, but for ``adds``."""
         ours = self.ours.median_ms
         ratios = {f"times_{name}": peer.median_ms / ours for name, peer in self.peers.items()}
         ratios["floors"] = ours / self.floor.median_ms
-        if self.base is not None:
-            ratios["adds"] = ours / self.base.median_ms - 1.0
+        if self.adds is not None:
+            ratios["adds"] = self.adds
         if self.traffic is not None:
             ratios["of_full_gather"] = self.traffic.received_bytes / self.traffic.full_gather_bytes
         return ratios
@@ -142,7 +149,11 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
         for case in self.cases:
             ratios = case.figures()
             cells = [case.name, _shown(case.ours)]
-            rest = [_shown(case.floor), f"{ratios['floors']:.1f}", f"{100 * ratios['adds']:.0f} %" if case.base else ""]
+            rest = [
+                _shown(case.floor),
+                f"{ratios['floors']:.1f}",
+                f"{100 * case.adds:.0f} %" if case.adds is not None else "",
+            ]
             rest += [f"1/{1 / ratios['of_full_gather']:.0f}"] if case.traffic else []
             for name, peer in case.peers.items():
                 table.add_row(*cells, name, _shown(peer), f"{ratios[f'times_{name}']:.1f}x", *rest)

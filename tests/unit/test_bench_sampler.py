@@ -14,7 +14,7 @@ from launch.bench import logits
 from launch.bench.cases import CASES, BenchCase, chosen
 from launch.bench.sampler import SamplerBench
 from launch.bench.sampler_peer import PeerRows, sample_argmax, sample_full_sort, sample_multinomial, sample_top_k
-from launch.bench.sampler_report import BenchReport, CaseReport, Timing, Traffic
+from launch.bench.sampler_report import BenchReport, CaseReport, Timing, Traffic, added
 from launch.cli.parse import UsageError, parse_command
 from launch.default_model import DefaultModelError
 from launch.options import BenchSamplerCommand, RankOptions
@@ -55,7 +55,7 @@ def test_the_document_holds_every_figure_of_every_case() -> None:
     for fields, case in zip(document["cases"], CASES, strict=True):
         timings = [fields["ours"], fields["floor"], *fields["peers"].values()]
         assert fields["peers"].keys() == set(case.peers)
-        assert (fields["base"] is not None) == (case.base is not None)
+        assert (fields["base"] is not None) == (fields["adds"] is not None) == (case.base is not None)
         for timing in timings:
             assert 0 < timing["min_ms"] <= timing["median_ms"] <= timing["p90_ms"]
         ratio = fields["peers"][case.peers[0]]["median_ms"] / fields["ours"]["median_ms"]
@@ -78,9 +78,14 @@ def test_figures_and_traffic() -> None:
     assert traffic.received_bytes == 7 * 1000 + 700
     assert traffic.full_gather_bytes == 70_000
     case = CaseReport(
-        name="x", logits="lm", ours=timing, floor=timing, base=Timing(2.0, 2.0, 2.0), peers={}, traffic=traffic
+        name="x", logits="lm", ours=timing, floor=timing, base=timing, adds=0.5, peers={}, traffic=traffic
     )
     assert case.figures() == {"floors": 1.0, "adds": 0.5, "of_full_gather": pytest.approx(0.11)}
+
+
+def test_what_a_case_adds_is_judged_repeat_by_repeat() -> None:
+    # The machine is three times slower in the second half: the medians' ratio would be 3.3 / 2.
+    assert added([1.1, 1.1, 3.3, 3.3, 3.3], [1.0, 1.0, 3.0, 3.0, 2.0]) == pytest.approx(0.1)
 
 
 def _peer_rows(params: SamplingParams, count: int, *, seeded: bool) -> PeerRows:
