@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ from runtime.messages import EngineReady, Finished, FinishReason, TokenDelta, To
 
 _REQUESTS_AT_ONCE = 512
 _LAST_WORD_S = 1.0
+_LOG = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 
@@ -298,7 +300,7 @@ def _run(options: EngineOptions, started: Future[_Running]) -> None:
 
 
 async def _serve(engine: StartedEngine, ready: EngineReady, started: Future[_Running]) -> None:
-    async with EngineClient(engine, ready) as client:
+    async with EngineClient(engine, ready, _LOG.warning) as client:
         running = _Running(client)
         started.set_result(running)
         await running.wait()

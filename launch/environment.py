@@ -34,6 +34,7 @@ API_KEY = "LOCKSTEP_API_KEY"
 CHAOS_FOLDER = "LOCKSTEP_CHAOS_FOLDER"
 """Set by ``lockstep chaos`` for the processes of a cell: where faults to come and faults that happened are told."""
 
+_EPOCH_BITS = 20
 _RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 
@@ -91,6 +92,11 @@ class RankEnvironment:
             epoch=_number(environ, EPOCH) if EPOCH in environ else 0,
             chaos_folder=Path(environ[CHAOS_FOLDER]) if CHAOS_FOLDER in environ else None,
         )
+
+    @property
+    def epoch_of_run(self) -> int:
+        """A number larger than that of every epoch before, those of earlier attempts among them."""
+        return self.attempt << _EPOCH_BITS | self.epoch
 
 
 def without_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from rich.progress import Progress, TaskID
 from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_command
 from launch.exit_codes import ExitCode
+from launch.front.engine_link import EngineLink, print_line
 from launch.front.engine_output import RequestOutput
 from launch.front.engine_process import EngineProcess, start_or_attach, wait_until_ready
 from launch.front.metrics import EngineMetrics
@@ -131,8 +132,9 @@ def run_generate(command: GenerateCommand, argv: list[str], front_endpoint: str 
                 print(f"lockstep: {described(ready.invariant)}", file=sys.stderr)
             started_s = time.monotonic()
             metrics = EngineMetrics() if command.metrics_file is not None else None
+            link = EngineLink(engine, ready, print_line, metrics)
             with open_output(command.output_file) as output:
-                totals = _Batch(command, engine, output, progress, task, metrics=metrics).run()
+                totals = _Batch(command, link, output, progress, task).run()
             elapsed_s = time.monotonic() - started_s
             if metrics is not None and command.metrics_file is not None:
                 _write_metrics(metrics, ready, engine, command.metrics_file)
@@ -148,15 +150,12 @@ class _Batch:
     def __init__(
         self,
         command: GenerateCommand,
-        engine: EngineProcess,
+        link: EngineLink,
         output: TextIO,
         progress: Progress,
         task: TaskID,
-        *,
-        metrics: EngineMetrics | None,
     ) -> None:
-        self._metrics = metrics
-        self._engine = engine
+        self._link = link
         self._output = output
         self._progress = progress
         self._task = task
@@ -175,13 +174,11 @@ class _Batch:
         """Runs to the end of the input."""
         exhausted = not self._submit()
         while self._order:
-            messages = self._engine.socket.receive(_POLL_S)
+            messages = self._link.receive(_POLL_S)
             for message in messages:
-                if self._metrics is not None:
-                    self._metrics.heard(message)
                 self._take(message)
             if not messages:
-                self._engine.check()
+                self._link.check()
             self._write_finished()
             if not exhausted:
                 exhausted = not self._submit()
@@ -196,11 +193,8 @@ class _Batch:
             self._order.append(request_id)
             self._pending[request_id] = _Pending(request, RequestOutput(request.error))
         batch = [Submit(number, request.body, self._score) for number, request in taken if request.body is not None]
-        if self._metrics is not None:
-            for submit in batch:
-                self._metrics.submitted(submit.request_id)
         if batch:
-            self._engine.socket.send(batch)
+            self._link.submit(batch)
         return len(taken) == room
 
     def _take(self, message: EngineMessage) -> None:

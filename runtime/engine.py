@@ -201,6 +201,8 @@ class RankEngine:
                     sequence = Sequence.from_action(action)
                     scheduler.add(sequence)
                     grammars.add(sequence)
+                    if sequence.finish_reason is not None:
+                        sink.ended(sequence)
                 case EndSequence():
                     ended = scheduler.end(action.sequence_id, action.finish_reason, action.error)
                     if ended is not None:

@@ -52,14 +52,18 @@ class FirstStageGrammars:
         self._masks = masks
         self._group = group
         self._link = link
+        self._outputs: dict[int, list[int]] = {}
         self._under_way: MasksUnderWay | None = None
 
     def add(self, sequence: Sequence) -> None:
         """Begins to compile a new sequence's grammar, if it has one."""
         if sequence.grammar is not None:
             self._manager.submit(sequence.sequence_id, sequence.grammar)
+            self._outputs[sequence.sequence_id] = sequence.output_token_ids
         if sequence.thinking is not None:
             self._manager.think_first(sequence.sequence_id, sequence.thinking)
+            if sequence.grammar is None:
+                self._replay(sequence.sequence_id, sequence.output_token_ids)
 
     def agree(self, step: int, waiting: tuple[int, ...]) -> Verdict:
         """Returns the verdict: ready on every rank of the stage, or failed on any."""
@@ -67,7 +71,7 @@ class FirstStageGrammars:
         relay_verdict(self._link, verdict)
         self._manager.adopt(verdict.vetted)
         for sequence_id in verdict.ready:
-            self._manager.start(sequence_id)
+            self._replay(sequence_id, self._outputs.pop(sequence_id))
         return verdict
 
     def begin_masks(self, plan: StepPlan) -> None:
@@ -110,7 +114,15 @@ class FirstStageGrammars:
     def release(self, sequence: Sequence) -> None:
         """Forgets a sequence."""
         if sequence.is_constrained:
+            self._outputs.pop(sequence.sequence_id, None)
             self._manager.release(sequence.sequence_id)
+
+    def _replay(self, sequence_id: int, token_ids: list[int]) -> None:
+        """Starts a sequence behind the output that it came with; one that is refused ends through its next mask."""
+        try:
+            self._manager.replay(sequence_id, token_ids)
+        except GrammarRefusal as refusal:
+            _LOG.error("%s", refusal)
 
 
 class LaterStageGrammars:

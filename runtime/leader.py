@@ -8,9 +8,11 @@ next step, so that every rank learns it at the same point.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from grammar_sync.reasoning import ReasoningVocabulary, ThinkingState
 from grammar_sync.statistics import GrammarStatistics
@@ -22,7 +24,6 @@ from runtime.messages import (
     Abort,
     Accepted,
     Action,
-    AddSequence,
     ClientMessage,
     CompletionDetails,
     Detokenize,
@@ -37,17 +38,17 @@ from runtime.messages import (
     Shutdown,
     StopRanks,
     Submit,
-    TokenDelta,
-    TokenInfo,
     Tokenize,
     Tokenized,
     Usage,
 )
 from runtime.output_check import CheckJob
-from runtime.output_text import OutputText, TextDelta
+from runtime.output_stream import OutputStream
+from runtime.output_text import OutputText
 from runtime.reports import TokenReport
-from runtime.request_builder import RequestBuilder
+from runtime.request_builder import Request, RequestBuilder
 from runtime.request_error import RequestError, parse_object
+from runtime.resume import check_resume
 from runtime.sequence import Sequence
 from runtime.token_info import token_info
 from runtime.tokenizer import Tokenizer
@@ -93,31 +94,6 @@ class LeaderLimits:
     grammar_wait_limit_s: float
 
 
-@dataclass(slots=True)
-class _Stream:
-    """What the client sees of one sequence."""
-
-    request_id: int
-    index: int
-    output: OutputText
-    grammar_moved_s: float | None
-    is_constrained: bool
-    schema: str | None
-    text: str = ""
-    reasoning: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenInfo] = field(default_factory=list)
-    answer: list[str] = field(default_factory=list)
-    completion_tokens: int = 0
-
-    def add(self, delta: TextDelta) -> None:
-        """Adds text that may be shown."""
-        self.reasoning += delta.reasoning
-        self.text += delta.text
-        if self.schema is not None:
-            self.answer.append(delta.text)
-
-
 class Leader:
     """The source of actions and the sink of tokens.
 
@@ -128,6 +104,7 @@ class Leader:
         limits: Its clock.
         client_is_alive: Whether the client's process still exists; when not, the ranks stop.
         reasoning: How the model thinks; None when it does not.
+        eos_token_ids: What ends an output.
         held: Holds finished JSON outputs while they are checked; None when nobody checks.
         statistics: Returns new statistics for the client now and then, else None; None when nobody counts.
     """
@@ -140,6 +117,7 @@ class Leader:
         limits: LeaderLimits,
         client_is_alive: Callable[[], bool],
         *,
+        eos_token_ids: Iterable[int],
         reasoning: ReasoningVocabulary | None = None,
         held: HeldOutputs | None = None,
         statistics: Callable[[], EngineStatistics | None] | None = None,
@@ -149,11 +127,12 @@ class Leader:
         self._tokenizer = tokenizer
         self._limits = limits
         self._client_is_alive = client_is_alive
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._reasoning = reasoning
         self._held = held
         self._statistics = statistics
         self._grammars: GrammarWatch | None = None
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, OutputStream] = {}
         self._sequences_of: dict[int, list[int]] = {}
         self._actions: list[Action] = []
         self._outbox: list[EngineMessage] = []
@@ -195,7 +174,8 @@ class Leader:
         params, is_score = sequence.params, sequence.max_tokens == 0
         has_top, has_named = bool(params.prompt_logprobs), is_score and bool(params.logprob_token_ids)
         infos = [token_info(report, self._text, has_top=has_top, has_named=has_named) for report in reports]
-        self._outbox.append(PromptInfo(stream.request_id, infos))
+        self._outbox.append(PromptInfo(stream.request_id, infos, stream.prompt_tokens))
+        stream.prompt_tokens += len(infos)
 
     def token(self, sequence: Sequence, report: TokenReport | None) -> None:
         """Emits what a sequence's newest token adds, and its end if it has come to it."""
@@ -219,7 +199,7 @@ class Leader:
         elif sequence.finish_reason is not None:
             self._finish(stream, sequence, sequence.finish_reason, None)
         else:
-            self._emit(stream)
+            self._outbox.append(stream.taken())
 
     def refused(self, sequence: Sequence, message: str) -> None:
         """Ends a sequence whose grammar refused the token that its own mask allowed."""
@@ -284,41 +264,53 @@ class Leader:
             error = ErrorInfo("invalid_request", f"request {message.request_id} is under way already", "request_id")
             self._outbox.append(Rejected(message.request_id, error))
             return
+        resume = message.resume
         try:
-            request = self._builder.parse(message.body, score=message.score)
+            request = self._builder.parse(
+                message.body, score=message.score, settled=None if resume is None else resume.settled
+            )
+            if resume is not None:
+                check_resume(resume, request)
         except RequestError as error:
             self._outbox.append(Rejected(message.request_id, error.info))
             return
-        self._outbox.append(Accepted(message.request_id, request.params.n))
-        moved_s = None if request.grammar is None else time.monotonic()
-        ids = range(self._next_sequence_id, self._next_sequence_id + request.params.n)
-        self._next_sequence_id = ids.stop
-        self._sequences_of[message.request_id] = list(ids)
-        for choice, sequence_id in enumerate(ids):
-            output = OutputText(
-                self._tokenizer, request.prompt_token_ids, request.params.stop, self._thinking(request.thinking)
-            )
-            constrained = request.grammar is not None or request.thinking is not None
-            self._streams[sequence_id] = _Stream(
-                message.request_id, choice, output, moved_s, constrained, checked_schema(request.grammar)
-            )
-            self._actions.append(
-                AddSequence(
-                    sequence_id=sequence_id,
-                    choice=choice,
-                    prompt_token_ids=request.prompt_token_ids,
-                    max_tokens=request.max_tokens,
-                    params=request.params,
-                    seed=request.seed,
-                    grammar=request.grammar,
-                    thinking=request.thinking,
-                    prefill_of=ids.start if choice else None,
-                    bad_words_token_ids=request.bad_words_token_ids,
-                    forced_output_tokens=request.forced_output_tokens,
-                    priority=request.priority,
-                    cache_salt=request.cache_salt,
+        self._outbox.append(Accepted(message.request_id, request.params.n, request.settled))
+        first_id = self._next_sequence_id
+        for choice in range(request.params.n):
+            if resume is None or not resume.choices[choice].is_finished:
+                self._add(message, request, choice, first_id)
+
+    def _add(self, message: Submit, request: Request, choice: int, first_id: int) -> None:
+        """Adds a choice, behind what the client has of it; it shares the prefill of sequence ``first_id``."""
+        sequence_id = self._next_sequence_id
+        self._next_sequence_id += 1
+        self._sequences_of.setdefault(message.request_id, []).append(sequence_id)
+        action = request.sequence(sequence_id, choice, first_id if sequence_id != first_id else None)
+        stream = self._stream(message.request_id, request, choice)
+        if message.resume is not None:
+            token_ids, stream.prompt_tokens = message.resume.choices[choice].token_ids, message.resume.prompt_tokens
+            action = msgspec.structs.replace(action, output_token_ids=token_ids, num_scored=stream.prompt_tokens)
+            if token_ids:
+                # A choice with tokens has had its prompt told of.
+                action = msgspec.structs.replace(
+                    action,
+                    ended=stream.replay(token_ids, Sequence.from_action(action).reason_to_finish(self._eos_token_ids)),
+                    num_scored=len(request.prompt_token_ids),
                 )
-            )
+        self._streams[sequence_id] = stream
+        self._actions.append(action)
+
+    def _stream(self, request_id: int, request: Request, choice: int) -> OutputStream:
+        return OutputStream(
+            request_id,
+            choice,
+            OutputText(
+                self._tokenizer, request.prompt_token_ids, request.params.stop, self._thinking(request.thinking)
+            ),
+            grammar_moved_s=None if request.grammar is None else time.monotonic(),
+            is_constrained=request.grammar is not None or request.thinking is not None,
+            schema=checked_schema(request.grammar),
+        )
 
     def _expire_grammars(self) -> None:
         """Ends the sequences whose grammars are stuck; one that waits while others are compiled is not."""
@@ -333,13 +325,6 @@ class Leader:
                 message = f"the grammar compiler gave no sign of life for {self._limits.grammar_wait_limit_s:g} s"
                 self._actions.append(EndSequence(sequence_id, "error", ErrorInfo("timeout", message)))
 
-    def _emit(self, stream: _Stream) -> None:
-        delta = TokenDelta(
-            stream.request_id, stream.index, stream.text, stream.token_ids, stream.logprobs, stream.reasoning
-        )
-        self._outbox.append(delta)
-        stream.text, stream.reasoning, stream.token_ids, stream.logprobs = "", "", [], []
-
     def _thinking(self, rules: ThinkingRules | None) -> ThinkingState | None:
         return None if rules is None or self._reasoning is None else ThinkingState(self._reasoning, rules)
 
@@ -347,12 +332,12 @@ class Leader:
         """Returns a token's text by itself; half a character shows as U+FFFD."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def _finish(self, stream: _Stream, sequence: Sequence, reason: FinishReason, error: ErrorInfo | None) -> None:
+    def _finish(self, stream: OutputStream, sequence: Sequence, reason: FinishReason, error: ErrorInfo | None) -> None:
         stream.add(stream.output.finish())
         if stream.output.stopped is not None and reason == "length":
             reason = "stop"
-        if stream.text or stream.reasoning or stream.token_ids:
-            self._emit(stream)
+        if stream.has_news:
+            self._outbox.append(stream.taken())
         prompt, output, thought = (
             len(sequence.prompt_token_ids),
             stream.completion_tokens,
@@ -377,7 +362,7 @@ class Leader:
             del self._sequences_of[stream.request_id]
 
 
-def _is_whole(stream: _Stream, sequence: Sequence, reason: FinishReason) -> bool:
+def _is_whole(stream: OutputStream, sequence: Sequence, reason: FinishReason) -> bool:
     """Returns whether the grammar ended the output, not a stop string or a stop id of the client's."""
     if reason != "stop" or stream.output.stopped is not None:
         return False

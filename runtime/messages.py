@@ -54,18 +54,74 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_tokens_details: CompletionDetails | None = None
 
 
+class RenderedPrompt(msgspec.Struct, frozen=True):
+    """Messages as a chat template made them a prompt; made anew it may read otherwise: a template can ask for the date.
+
+    Args:
+        token_ids: The prompt.
+        is_thinking: Whether it ends inside a think block.
+    """
+
+    token_ids: list[int]
+    is_thinking: bool
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What was settled when a request was accepted, beyond what its fields say: it stays so when it is resumed.
+
+    Args:
+        seed: The client's, or minted.
+        prompt_tokens: How many tokens the prompt has.
+        max_tokens: How many a choice has at most.
+        rendered: Its messages as a prompt; None where the prompt follows from the fields alone.
+    """
+
+    seed: int
+    prompt_tokens: int
+    max_tokens: int
+    rendered: RenderedPrompt | None = None
+
+
+class ChoiceProgress(msgspec.Struct, frozen=True):
+    """How far a choice came.
+
+    Args:
+        token_ids: What the client took of it; the text that goes with these was taken too.
+        is_finished: Whether the client knows its end.
+    """
+
+    token_ids: list[int]
+    is_finished: bool = False
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """How far a request came on ranks that are gone; new ones go on from there.
+
+    Args:
+        settled: As ``Accepted`` told it.
+        choices: How far each choice came.
+        prompt_tokens: Of how many prompt tokens, from the second on, the client was told.
+    """
+
+    settled: Settled
+    choices: list[ChoiceProgress]
+    prompt_tokens: int = 0
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Client → leader: a request as its user wrote it; the leader validates it.
 
     Args:
-        request_id: The client's number for it, not used twice.
+        request_id: The client's number for it, not used twice for the same leader.
         body: A JSON object as text, since msgpack has no integers beyond 64 bits and the leader is to name those too.
         score: Whether to generate nothing and report the logprobs of the given tokens.
+        resume: How far it came with a leader before; None for a request that none accepted.
     """
 
     request_id: int
     body: str
     score: bool = False
+    resume: Resume | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -137,6 +193,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
         max_model_len: Longest prompt and output together, in tokens.
         compute: Half a line on how products are computed, and why; empty when there was no choice.
         invariant: How a run in invariant mode computes; None when the mode is off.
+        epoch: How often the ranks were started anew before.
     """
 
     tp_size: int
@@ -146,6 +203,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     max_model_len: int
     compute: str = ""
     invariant: InvariantFacts | None = None
+    epoch: int = 0
 
 
 class Tokenized(msgspec.Struct, frozen=True, tag="tokenized"):
@@ -168,6 +226,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
     request_id: int
     choices: int
+    settled: Settled
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
@@ -216,17 +275,18 @@ class TokenInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 class PromptInfo(msgspec.Struct, frozen=True, tag="prompt"):
     """Leader → client: what was asked about prompt tokens, from the second on and in order, in one or several parts.
 
-    A prompt of one token has one part without tokens.
+    A prompt of one token has one part without tokens. ``start`` is how many tokens were told before.
     """
 
     request_id: int
     tokens: list[TokenInfo]
+    start: int = 0
 
 
 class TokenDelta(msgspec.Struct, frozen=True, tag="delta"):
     """Leader → client: what a step added to a choice; the texts may lag behind ``token_ids``.
 
-    ``reasoning`` is what was thought before the answer, ``text`` the answer.
+    ``reasoning`` is what was thought before the answer, ``text`` the answer. ``start`` is how many tokens came before.
     """
 
     request_id: int
@@ -235,6 +295,7 @@ class TokenDelta(msgspec.Struct, frozen=True, tag="delta"):
     token_ids: list[int]
     logprobs: list[TokenInfo] = []
     reasoning: str = ""
+    start: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -270,6 +331,9 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
         forced_output_tokens: How many of the last prompt ids a score takes as generated.
         priority: The lower, the sooner.
         cache_salt: Only requests with the same salt share KV blocks.
+        output_token_ids: What was generated on ranks that are gone: it goes on behind these.
+        ended: Why these end it, so that nothing is generated; None when they do not.
+        num_scored: How many of the prompt's tokens were run there for the logprobs of those that follow them.
     """
 
     sequence_id: int
@@ -285,6 +349,9 @@ class AddSequence(msgspec.Struct, frozen=True, tag="add"):
     forced_output_tokens: int = 0
     priority: int = 0
     cache_salt: str = ""
+    output_token_ids: list[int] = []
+    ended: FinishReason | None = None
+    num_scored: int = 0
 
 
 class EndSequence(msgspec.Struct, frozen=True, tag="end"):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from grammar_sync.thinking import ReasoningMarkers
 from runtime.chat_template import ChatTemplateError
+from runtime.messages import RenderedPrompt
 from runtime.request_error import RequestError
 from runtime.request_limits import RequestLimits
 from runtime.thinking_fields import ThinkingFields, is_open
@@ -25,6 +26,11 @@ class Prompt(NamedTuple):
     name: str
     is_thinking: bool
 
+    @property
+    def rendered(self) -> RenderedPrompt | None:
+        """What may read otherwise when it is made once more; None when nothing may."""
+        return RenderedPrompt(self.token_ids, self.is_thinking) if self.name == "messages" else None
+
 
 class PromptReader:
     """Turns the fields of a prompt into ids.
@@ -40,12 +46,19 @@ class PromptReader:
         self._limits = limits
         self._markers = markers
 
-    def read(self, fields: Mapping[str, Any], asked: ThinkingFields) -> Prompt:
+    def read(self, fields: Mapping[str, Any], asked: ThinkingFields, rendered: RenderedPrompt | None = None) -> Prompt:
         """Returns the prompt of a request; other fields than those of a prompt are not looked at.
+
+        Args:
+            fields: The request's fields.
+            asked: What it says of thinking.
+            rendered: What its messages were made before, which they then stay.
 
         Raises:
             RequestError: There is none or more than one, it is malformed, or it leaves no room in the context.
         """
+        if rendered is not None:
+            return Prompt(rendered.token_ids, "messages", rendered.is_thinking)
         name, ids, end = self._given(fields, asked, add_special_tokens=True)
         if len(ids) >= self._limits.max_model_len:
             raise RequestError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, GrammarSpec, parse_grammar
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
+from runtime.messages import AddSequence, RenderedPrompt, Settled
 from runtime.prompt import PROMPT_FIELDS, PromptReader
 from runtime.request_error import RequestError, parse_object
 from runtime.request_limits import RequestLimits
@@ -47,6 +48,7 @@ class Request:
         forced_output_tokens: How many of the last prompt ids a score takes as generated.
         priority: The lower, the sooner.
         cache_salt: Only requests with the same salt share KV entries.
+        rendered: Its messages as a prompt; None where it has none.
     """
 
     prompt_token_ids: list[int]
@@ -59,6 +61,30 @@ class Request:
     forced_output_tokens: int = 0
     priority: int = 0
     cache_salt: str = ""
+    rendered: RenderedPrompt | None = None
+
+    @property
+    def settled(self) -> Settled:
+        """What its fields alone do not say."""
+        return Settled(self.seed, len(self.prompt_token_ids), self.max_tokens, self.rendered)
+
+    def sequence(self, sequence_id: int, choice: int, prefill_of: int | None) -> AddSequence:
+        """Returns one of its choices as a sequence."""
+        return AddSequence(
+            sequence_id=sequence_id,
+            choice=choice,
+            prompt_token_ids=self.prompt_token_ids,
+            max_tokens=self.max_tokens,
+            params=self.params,
+            seed=self.seed,
+            grammar=self.grammar,
+            thinking=self.thinking,
+            prefill_of=prefill_of,
+            bad_words_token_ids=self.bad_words_token_ids,
+            forced_output_tokens=self.forced_output_tokens,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
 
 
 class RequestBuilder:
@@ -85,24 +111,26 @@ class RequestBuilder:
         self.prompts = PromptReader(tokenizer, limits, markers)
         """Reads prompts alone."""
 
-    def parse(self, body: str, *, score: bool = False) -> Request:
+    def parse(self, body: str, *, score: bool = False, settled: Settled | None = None) -> Request:
         """Returns the request that a JSON object describes.
 
         Args:
             body: The object, as text.
             score: Whether to generate nothing and report the logprobs of the given tokens.
+            settled: What was settled when it was accepted before; None for a new one.
 
         Raises:
             RequestError: It is no JSON object, or what ``build`` refuses.
         """
-        return self.build(parse_object(body), score=score)
+        return self.build(parse_object(body), score=score, settled=settled)
 
-    def build(self, fields: Mapping[str, Any], *, score: bool = False) -> Request:
+    def build(self, fields: Mapping[str, Any], *, score: bool = False, settled: Settled | None = None) -> Request:
         """Returns the request that ``fields`` describe (names as in JSONL input; ``id`` is the client's own).
 
         Args:
             fields: The request's fields.
             score: Whether to generate nothing and report the logprobs of the given tokens.
+            settled: What was settled when it was accepted before; None for a new one.
 
         Raises:
             RequestError: A field is missing, unknown, of a wrong type or out of its range.
@@ -127,14 +155,17 @@ class RequestBuilder:
             self._processors.check(params.logit_processors)
             if score:
                 _check_score(params, grammar, asked)
-            prompt = self.prompts.read(fields, asked)
+            prompt = self.prompts.read(fields, asked, None if settled is None else settled.rendered)
             thinking = rules_of(asked, self._markers, inside=prompt.is_thinking, has_grammar=grammar is not None)
         except GrammarError as error:
             raise RequestError(str(error), error.param, "grammar_error") from error
         except (SamplingParamsError, SchedulingFieldError, ThinkingError) as error:
             raise RequestError(str(error), error.param) from error
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        max_tokens = 0 if score else self._max_tokens(prompt.name, len(prompt.token_ids), params)
+        seed = params.seed
+        if seed is None:
+            seed = secrets.randbits(64) if settled is None else settled.seed
+        asked_tokens = params.max_tokens if settled is None else settled.max_tokens
+        max_tokens = 0 if score else self._max_tokens(prompt.name, len(prompt.token_ids), asked_tokens, params)
         if len(prompt.token_ids) > self._limits.kv_cache_tokens:
             raise RequestError(
                 f"{prompt.name} has {len(prompt.token_ids)} tokens: the KV cache has room for "
@@ -153,6 +184,7 @@ class RequestBuilder:
             forced_output_tokens=forced,
             priority=priority,
             cache_salt=cache_salt,
+            rendered=prompt.rendered,
         )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -167,8 +199,7 @@ class RequestBuilder:
             sequences.update(dict.fromkeys(ids for ids in spellings if ids))
         return tuple(sequences)
 
-    def _max_tokens(self, name: str, prompt_tokens: int, params: SamplingParams) -> int:
-        asked = params.max_tokens
+    def _max_tokens(self, name: str, prompt_tokens: int, asked: int | None, params: SamplingParams) -> int:
         room = min(self._limits.max_model_len, self._limits.kv_cache_tokens) - prompt_tokens
         if room < 1:
             raise RequestError(

@@ -72,12 +72,14 @@ class Scheduler:
         return sequence_id in self._sequences
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a new sequence; its id must be larger than all before."""
+        """Takes a new sequence; its id must be larger than all before. One that came with its whole output is ended."""
         self._sequences[sequence.sequence_id] = sequence
-        if sequence.state is SequenceState.WAITING:
-            enqueue(self._waiting, sequence)
-        else:
+        if sequence.state is SequenceState.WAITING_FOR_GRAMMAR:
             self._waiting_for_grammar[sequence.sequence_id] = sequence
+        elif sequence.ended is not None:
+            sequence.finish(sequence.ended)
+        else:
+            enqueue(self._waiting, sequence)
 
     def end(self, sequence_id: int, reason: FinishReason, error: ErrorInfo | None = None) -> Sequence | None:
         """Ends a sequence before its own end; returns it, or None when it is unknown or finished already."""
@@ -90,20 +92,27 @@ class Scheduler:
         return sequence
 
     def apply(self, verdict: Verdict) -> list[Sequence]:
-        """Lets the sequences whose grammar is ready wait for their turn; returns those whose grammar failed, ended."""
-        failed = []
+        """Lets the sequences whose grammar is ready wait for their turn; returns those that ended.
+
+        These are the ones whose grammar failed, and those that came with their whole output.
+        """
+        ended = []
         for failure in verdict.failed:
             waiting = self._sequences.get(failure.request_id)
             kind = waiting.grammar.kind if waiting is not None and waiting.grammar is not None else None
             error = ErrorInfo("grammar_error", f"{kind}: {failure.message}", kind)
             sequence = self.end(failure.request_id, "error", error)
             if sequence is not None:
-                failed.append(sequence)
+                ended.append(sequence)
         for sequence_id in verdict.ready:
             sequence = self._waiting_for_grammar.pop(sequence_id)
+            if sequence.ended is not None:
+                sequence.finish(sequence.ended)
+                ended.append(sequence)
+                continue
             sequence.state = SequenceState.WAITING
             enqueue(self._waiting, sequence)
-        return failed
+        return ended
 
     def release_finished(self, step: int) -> list[Sequence]:
         """Forgets the sequences that are finished and not in flight, and frees their KV blocks; returns them.

@@ -47,6 +47,7 @@ class Sequence:
         preemptions: How often its KV blocks were taken from it.
         prompt_step: The step that computed the last of its prompt; None before.
         in_flight: Whether a step that holds a row of it is not committed yet.
+        ended: Why the output that it came with ends it; None when it does not.
         finish_reason: Why it ended; None before.
         error: What went wrong, if something did.
     """
@@ -73,12 +74,13 @@ class Sequence:
     preemptions: int = 0
     prompt_step: int | None = None
     in_flight: bool = False
+    ended: FinishReason | None = None
     finish_reason: FinishReason | None = None
     error: ErrorInfo | None = None
 
     @classmethod
     def from_action(cls, action: AddSequence) -> Sequence:
-        """Returns a new sequence; one with a grammar waits until the grammar is agreed ready."""
+        """Returns a new sequence, behind the output it comes with; one with a grammar waits until that is ready."""
         return cls(
             sequence_id=action.sequence_id,
             choice=action.choice,
@@ -94,6 +96,9 @@ class Sequence:
             state=SequenceState.WAITING if action.grammar is None else SequenceState.WAITING_FOR_GRAMMAR,
             priority=action.priority,
             cache_salt=action.cache_salt,
+            output_token_ids=list(action.output_token_ids),
+            num_scored=action.num_scored,
+            ended=action.ended,
         )
 
     @property

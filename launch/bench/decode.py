@@ -178,6 +178,8 @@ class _DecodeBench:
                 self._engine.check()
             for message in messages:
                 match message:
+                    case EngineReady():
+                        raise BenchError("ranks were lost and started anew: what was measured means nothing")
                     case TokenDelta():
                         times[message.request_id] += [now_s] * len(message.token_ids)
                     case Rejected():

@@ -11,20 +11,20 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from launch.front.engine_link import EngineLink
 from launch.front.engine_process import EngineProcess
 from launch.front.metrics import EngineMetrics
+from launch.front.open_requests import RequestStart
 from launch.node.rank_processes import RanksFailedError
 from runtime.client_socket import ClientSocketError
 from runtime.engine_statistics import EngineStatistics
 from runtime.messages import (
-    Abort,
     Accepted,
-    ClientMessage,
     Detokenize,
     Detokenized,
     EngineReady,
@@ -195,21 +195,38 @@ class EngineClient:
     Args:
         engine: The engine; its socket is the client's alone.
         ready: What its leader said.
+        tell: Takes a line that says how ranks were recovered.
         metrics: Told of all that is sent and heard; None when nobody counts.
     """
 
-    def __init__(self, engine: EngineProcess, ready: EngineReady, metrics: EngineMetrics | None = None) -> None:
-        self.ready = ready
+    def __init__(
+        self,
+        engine: EngineProcess,
+        ready: EngineReady,
+        tell: Callable[[str], None],
+        metrics: EngineMetrics | None = None,
+    ) -> None:
         self.failure: RanksFailedError | None = None
         self.statistics: EngineStatistics | None = None
         self._counted_s = time.monotonic()
         self._engine = engine
+        self._link = EngineLink(engine, ready, tell, metrics)
         self._metrics = metrics
         self._ids = itertools.count(1)
         self._open: dict[int, tuple[Submission, int]] = {}
         self._closing: EngineClosedError | None = None
         self._failed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> EngineReady:
+        """What the newest leader said."""
+        return self._link.ready
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether ranks are gone and others are to come: requests wait."""
+        return self._link.is_recovering and self.failure is None
 
     @property
     def open_requests(self) -> int:
@@ -269,15 +286,11 @@ class EngineClient:
             buffered: How many messages may wait to be taken before the requests are ended; None = any number.
 
         Raises:
-            EngineClosedError, RanksFailedError, ClientSocketError: The engine takes no requests.
+            EngineClosedError, RanksFailedError: The engine takes no requests.
         """
         ids = [next(self._ids) for _ in bodies]
         submits = [Submit(one, body, score) for one, body in zip(ids, bodies, strict=True)]
-        submission = self._start(ids, submits, buffered)
-        if self._metrics is not None:
-            for request_id in ids:
-                self._metrics.submitted(request_id)
-        return submission
+        return self._start(ids, submits, buffered)
 
     async def tokenize(self, fields: Mapping[str, Any]) -> Tokenized:
         """Returns the ids of a prompt; ``fields`` as in ``Tokenize``.
@@ -303,10 +316,9 @@ class EngineClient:
             abort: Whether the engine is told to end them.
         """
         known = [one for one in request_ids if self._open.pop(one, None) is not None]
-        if abort and known and self.failure is None:
-            # Ranks that are gone need not be told; that they are is found by the watch.
-            with suppress(ClientSocketError):
-                self._send([Abort(one) for one in known])
+        if abort and self.failure is None:
+            self._link.abort(known)
+            self._look_again()
 
     async def _ask(self, question: Tokenize | Detokenize, wanted: type[Answer]) -> Answer:
         _, answer = await anext(self._start([question.request_id], [question], None))
@@ -316,28 +328,27 @@ class EngineClient:
             raise ClientSocketError(f"the leader answered {type(answer).__name__}: {wanted.__name__} was asked for")
         return answer
 
-    def _start(self, request_ids: Sequence[int], messages: Sequence[ClientMessage], buffered: int | None) -> Submission:
+    def _start(self, request_ids: Sequence[int], messages: Sequence[RequestStart], buffered: int | None) -> Submission:
         if self._closing is not None:
             raise self._closing
         if self.failure is not None:
             raise self.failure
-        self._send(messages)
+        self._link.submit(messages)
+        self._look_again()
         submission = Submission(self, request_ids, buffered)
         self._open |= {one: (submission, position) for position, one in enumerate(request_ids)}
         return submission
 
-    def _send(self, messages: Sequence[ClientMessage]) -> None:
-        self._engine.socket.send(messages)
-        # The descriptor may have told of messages that came before: look again.
+    def _look_again(self) -> None:
+        """Listens soon: the descriptor may have told, before something was sent, of messages that came."""
         asyncio.get_running_loop().call_soon(self._receive)
 
     def _receive(self) -> None:
-        for message in self._engine.socket.receive(0):
-            if self._metrics is not None:
-                self._metrics.heard(message)
-            if isinstance(message, EngineStatistics):
-                self.statistics, self._counted_s = message, time.monotonic()
+        for message in self._link.receive(0):
             if isinstance(message, EngineReady | EngineStatistics):
+                # Of new ranks nothing is known yet.
+                self.statistics = message if isinstance(message, EngineStatistics) else None
+                self._counted_s = time.monotonic()
                 continue
             found = self._open.get(message.request_id)
             if found is not None:
@@ -349,7 +360,7 @@ class EngineClient:
             await asyncio.sleep(_WATCH_S)
             self._receive()
             try:
-                self._engine.check()
+                self._link.check()
             except RanksFailedError as error:
                 self.failure = error
                 if self._metrics is not None:

@@ -7,7 +7,7 @@ A request counts as received when it is submitted, and as finished once: with th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -23,6 +23,7 @@ _WAIT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 _MASK_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0)
 _COMPILE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_RECOVERY_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
@@ -52,6 +53,7 @@ class EngineMetrics:
         self._open: dict[int, _Open] = {}
         self._define_requests()
         self._define_times()
+        self._define_recoveries()
         self.registry.register(StatisticsCollector(lambda: self.statistics))
 
     def submitted(self, request_id: int) -> None:
@@ -82,6 +84,28 @@ class EngineMetrics:
                 self._finished_choice(message)
             case _:
                 pass
+
+    def dropped(self, frames: int) -> None:
+        """Counts frames of leaders that are gone."""
+        self._dropped.inc(frames)
+
+    def recovering(self) -> None:
+        """Notes that the ranks are gone and others are to come."""
+        self._recovering.set(1)
+
+    def recovered(self, seconds: float, resumed_requests: int, aborted: Sequence[int]) -> None:
+        """Counts a recovery.
+
+        Args:
+            seconds: From a fault of a rank until the next leader was told what is under way.
+            resumed_requests: How many requests that was.
+            aborted: Requests that had been aborted, of which nobody will hear.
+        """
+        self._recovering.set(0)
+        self._recovery.observe(seconds)
+        self._resumed.inc(resumed_requests)
+        for request_id in aborted:
+            self._close(request_id, "abort")
 
     def lost(self) -> None:
         """Counts all requests under way as ended by an error: the engine is gone."""
@@ -130,6 +154,24 @@ class EngineMetrics:
         self._unfinished = Gauge("lockstep:requests_unfinished", "Requests received and not ended.", registry=registry)
         self._prompt_tokens = Counter("lockstep:prompt_tokens", "Prompt tokens of ended requests.", registry=registry)
         self._tokens = Counter("lockstep:generation_tokens", "Tokens generated.", registry=registry)
+
+    def _define_recoveries(self) -> None:
+        registry = self.registry
+        self._recovering = Gauge(
+            "lockstep:recovering", "1 while ranks are gone and others are to come.", registry=registry
+        )
+        self._resumed = Counter(
+            "lockstep:requests_resumed", "Times that new ranks were told of a request.", registry=registry
+        )
+        self._dropped = Counter(
+            "lockstep:dropped_frames", "Messages of ranks that are gone, dropped.", registry=registry
+        )
+        self._recovery = Histogram(
+            "lockstep:recovery_seconds",
+            "From a fault of a rank until the next leader was told what is under way.",
+            buckets=_RECOVERY_SECONDS,
+            registry=registry,
+        )
 
     def _define_times(self) -> None:
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:

@@ -185,7 +185,8 @@ class Rank:
             reasoning = reasoning_of(tokenizer, vocabulary, named)
             if self._environment.rank == 0:
                 markers = None if reasoning is None else reasoning.markers
-                leader = self._leader(tokenizer, RequestBuilder(tokenizer, limits, processors, markers), reasoning)
+                builder = RequestBuilder(tokenizer, limits, processors, markers)
+                leader = self._leader(tokenizer, builder, reasoning, facts)
             wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
             pool = FillPool(threads=min(_MAX_FILL_THREADS, torch.get_num_threads()))
             self._grammars = grammars_of_rank(vocabulary, options, self._grammar_process, self._grammar_starter, wake)
@@ -206,13 +207,28 @@ class Rank:
             record=self._record,
         )
         dtype_name = str(dtype).removeprefix("torch.")
-        ready = EngineReady(options.tp, options.pp, dtype_name, device.type, max_model_len, compute.why, invariant)
+        ready = EngineReady(
+            options.tp,
+            options.pp,
+            dtype_name,
+            device.type,
+            max_model_len,
+            compute.why,
+            invariant,
+            self._environment.epoch_of_run,
+        )
         return engine, ready
 
-    def _leader(self, tokenizer: Tokenizer, builder: RequestBuilder, reasoning: ReasoningVocabulary | None) -> Leader:
+    def _leader(
+        self,
+        tokenizer: Tokenizer,
+        builder: RequestBuilder,
+        reasoning: ReasoningVocabulary | None,
+        facts: StartFacts,
+    ) -> Leader:
         options = self._options
         endpoint = self._front_endpoint()
-        self._socket = LeaderSocket(endpoint)
+        self._socket = LeaderSocket(endpoint, self._environment.epoch_of_run)
         self._statistics.wake = self._socket.wake
         clock = LeaderLimits(
             beat_s=min(_MAX_BEAT_S, options.group_timeout_s / 3, options.stall_timeout_s / 3),
@@ -228,6 +244,7 @@ class Rank:
             tokenizer,
             clock,
             self._front_is_alive,
+            eos_token_ids=facts.eos_token_ids,
             reasoning=reasoning,
             held=None if self._checker is None else HeldOutputs(self._checker),
             statistics=self._statistics.take,

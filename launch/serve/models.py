@@ -39,6 +39,13 @@ def health(state: ServerState) -> Response:
         reply = HealthReply(
             status="failed", silent_s=silent_s, open_requests=client.open_requests, message=str(client.failure)
         )
+    elif client.is_recovering:
+        reply = HealthReply(
+            status="recovering",
+            silent_s=silent_s,
+            open_requests=client.open_requests,
+            message="ranks were lost, others are starting: requests wait for them",
+        )
     else:
         is_silent = silent_s > state.http.health_timeout_s
         reply = HealthReply(

@@ -289,9 +289,12 @@ class RanksReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether every rank answers; ``silent_s`` is how long ago the last of them did, or began the step it is in."""
+    """Whether every rank answers; ``silent_s`` is how long ago the last of them did, or began the step it is in.
 
-    status: Literal["ok", "silent", "failed"]
+    ``recovering``: ranks were lost and others are starting; requests are taken, and wait.
+    """
+
+    status: Literal["ok", "silent", "recovering", "failed"]
     silent_s: float
     open_requests: int
     message: str | UnsetType = UNSET

@@ -16,6 +16,7 @@ from launch.cli.parse import UsageError
 from launch.environment import API_KEY
 from launch.exit_codes import ExitCode
 from launch.front.engine_client import EngineClient
+from launch.front.engine_link import print_line
 from launch.front.engine_process import EngineProcess, start_or_attach, wait_until_ready
 from launch.front.metrics import EngineMetrics
 from launch.node.rank_processes import RanksFailedError
@@ -78,7 +79,7 @@ async def _serve(
     """Serves until told to leave; returns why the ranks failed, if they did."""
     metrics = EngineMetrics()
     metrics.heard(ready)
-    async with EngineClient(engine, ready, metrics) as client:
+    async with EngineClient(engine, ready, print_line, metrics) as client:
         state = ServerState(
             client=client,
             metrics=metrics,

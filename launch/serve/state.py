@@ -60,7 +60,7 @@ class ServerState:
 
         Raises:
             HttpError: They are too many, for a request or beside what is under way.
-            EngineClosedError, RanksFailedError, ClientSocketError: The engine takes no requests.
+            EngineClosedError, RanksFailedError: The engine takes no requests.
         """
         if len(bodies) > self.http.max_prompts:
             message = f"prompt has {len(bodies)} prompts: at most {self.http.max_prompts} are taken in one request"

@@ -28,6 +28,7 @@ from runtime.messages import (
     ErrorInfo,
     Finished,
     Rejected,
+    Settled,
     Shutdown,
     StopRanks,
     Submit,
@@ -109,7 +110,9 @@ class Bench:
             beat_s=9.0, grammar_wait_s=0.5, grammar_beat_s=2.0, grammar_wait_limit_s=grammar_wait_limit_s
         )
         held = None if checks is None else HeldOutputs(checks)
-        self.leader = Leader(self.socket, builder, tokenizer, limits, lambda: self.client_lives, held=held)
+        self.leader = Leader(
+            self.socket, builder, tokenizer, limits, lambda: self.client_lives, eos_token_ids=[EOS], held=held
+        )
         self.scheduler = Scheduler(SchedulerLimits(64, 100_000, 1_000_000, 1), [EOS])
         self.scripts: dict[int, list[int]] = {}
         self.added: list[AddSequence] = []
@@ -216,7 +219,10 @@ def test_a_request_from_submit_to_finish() -> None:
     bench.submit(5, prompt="abc", max_tokens=10)
     bench.scripts[0] = script_of("hi 😀")
     bench.run()
-    assert bench.socket.sent[0] == Accepted(5, 1)
+    accepted = bench.socket.sent[0]
+    assert isinstance(accepted, Accepted)
+    assert (accepted.request_id, accepted.choices) == (5, 1)
+    assert accepted.settled == Settled(bench.added[0].seed, 3, 10)
     assert bench.text(5) == "hi 😀"
     assert bench.token_ids(5) == script_of("hi 😀")
     finished = bench.finished(5)
@@ -306,7 +312,9 @@ def test_choices_share_prompt_and_seed_and_are_numbered() -> None:
     bench.submit(4, n=1)
     bench.scripts = {index: script_of("xyz"[:index]) for index in range(4)}
     bench.run()
-    assert bench.socket.sent[:2] == [Accepted(3, 3), Accepted(4, 1)]
+    accepted = [one for one in bench.socket.sent if isinstance(one, Accepted)]
+    assert [(one.request_id, one.choices) for one in accepted] == [(3, 3), (4, 1)]
+    assert accepted[0].settled.seed == 11
     assert [(one.sequence_id, one.choice) for one in bench.added] == [(0, 0), (1, 1), (2, 2), (3, 0)]
     assert {one.seed for one in bench.added[:3]} == {11}
     assert [bench.text(3, index) for index in range(3)] == ["", "x", "xy"]

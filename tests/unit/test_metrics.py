@@ -33,10 +33,12 @@ from runtime.messages import (
     Finished,
     FinishReason,
     Rejected,
+    Settled,
     TokenDelta,
     Usage,
 )
 
+SETTLED = Settled(seed=0, prompt_tokens=3, max_tokens=9)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -104,7 +106,7 @@ def test_finished_and_open_requests_sum_to_those_received(
     ends = []
     for request_id, ending in enumerate(requests):
         if ending:
-            metrics.heard(Accepted(request_id, len(ending)))
+            metrics.heard(Accepted(request_id, len(ending), SETTLED))
             ends += [finished(request_id, index, reason) for index, reason in enumerate(ending)]
         else:
             metrics.heard(Rejected(request_id, ErrorInfo("invalid_request", "no")))
@@ -130,7 +132,7 @@ def test_times_and_tokens_are_those_that_passed() -> None:
     clock = Clock()
     metrics = EngineMetrics(clock)
     metrics.submitted(1)
-    metrics.heard(Accepted(1, 1))
+    metrics.heard(Accepted(1, 1, SETTLED))
     clock.now_s += 2.0
     metrics.heard(TokenDelta(1, 0, "a", [1]))
     clock.now_s += 0.3
@@ -154,7 +156,7 @@ def test_times_and_tokens_are_those_that_passed() -> None:
 def test_a_first_message_with_several_tokens_and_a_cached_grammar() -> None:
     metrics = EngineMetrics(Clock())
     metrics.submitted(1)
-    metrics.heard(Accepted(1, 1))
+    metrics.heard(Accepted(1, 1, SETTLED))
     metrics.heard(TokenDelta(1, 0, "ab", [1, 2]))
     metrics.heard(finished(1, 0, "length", grammar=GrammarStatistics(True, 0.5, 0.1, 0.0, 0)))
     assert value(metrics, "time_to_first_token_seconds_count") == 1
@@ -167,7 +169,7 @@ def test_a_first_message_with_several_tokens_and_a_cached_grammar() -> None:
 def test_what_is_heard_of_unknown_requests_disturbs_nothing() -> None:
     metrics = EngineMetrics()
     refused = Rejected(9, ErrorInfo("invalid_request", "no"))
-    for message in (refused, Accepted(9, 1), TokenDelta(9, 0, "a", [1]), finished(9, 0, "abort")):
+    for message in (refused, Accepted(9, 1, SETTLED), TokenDelta(9, 0, "a", [1]), finished(9, 0, "abort")):
         metrics.heard(message)
     assert value(metrics, "requests_received_total") == 0
     assert all(value(metrics, "requests_finished_total", finish_reason=reason) == 0 for reason in REQUEST_REASONS)
