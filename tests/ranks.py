@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -54,6 +55,11 @@ def run_ranks(
                 if process.is_alive():
                     process.kill()
                 process.join()
+
+
+def modules_of_rank(rank: int, world_size: int) -> frozenset[str]:
+    """Returns the names of the modules that a rank has imported; for ``run_ranks``."""
+    return frozenset(sys.modules)
 
 
 def _collect(readers: list[Connection], timeout_s: float) -> list[Any]:

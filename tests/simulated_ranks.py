@@ -21,10 +21,42 @@ from tp.partition import VocabularyBlocks
 T = TypeVar("T")
 
 
-@dataclass
 class _Meeting:
-    barrier: threading.Barrier
-    places: list[torch.Tensor | None]
+    """Where the collectives of the ranks meet; one rank runs at a time, for ranks at once would fight for the GIL.
+
+    A rank runs until it has brought its part to a collective, then the next one does. When it is its turn again, all
+    have brought theirs.
+    """
+
+    def __init__(self, size: int) -> None:
+        # What was brought to each collective, by rank.
+        self.collectives: list[list[tuple[str, torch.Tensor]]] = []
+        self.failed = False
+        self._turns = [threading.Semaphore(int(rank == 0)) for rank in range(size)]
+        self._ended: set[int] = set()
+
+    def wait_for_turn(self, rank: int) -> None:
+        """Returns when ``rank`` may go on."""
+        assert self._turns[rank].acquire(timeout=60), "the other ranks do not go on"
+
+    def pass_turn(self, rank: int) -> None:
+        """Lets the next rank go on that has not ended."""
+        size = len(self._turns)
+        following = [(rank + step) % size for step in range(1, size + 1)]
+        for other in following:
+            if other not in self._ended:
+                self._turns[other].release()
+                return
+
+    def leave(self, rank: int, *, failed: bool) -> None:
+        """Ends ``rank``; when it failed, the others fail at their next collective."""
+        self.failed |= failed
+        self._ended.add(rank)
+        self.pass_turn(rank)
+
+
+class _OtherRankFailedError(Exception):
+    """What ends the ranks beside one that failed."""
 
 
 @dataclass
@@ -46,35 +78,41 @@ class SimulatedRank:
         return tensor.copy_(torch.stack(self._meet("all_reduce", tensor)).sum(dim=0))
 
     def _meet(self, name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        number = len(self.payload_bytes)
         self.payload_bytes.append((name, tensor.numel() * tensor.element_size()))
-        self.meeting.places[self.rank] = tensor.clone()
-        self.meeting.barrier.wait(60)
-        met = [place for place in self.meeting.places if place is not None]
-        assert len(met) == self.size
-        assert len({(place.shape, place.dtype) for place in met}) == 1, "the ranks are out of step"
-        self.meeting.barrier.wait(60)
-        return met
+        if number == len(self.meeting.collectives):
+            self.meeting.collectives.append([])
+        brought = self.meeting.collectives[number]
+        brought.append((name, tensor.clone()))
+        self.meeting.pass_turn(self.rank)
+        self.meeting.wait_for_turn(self.rank)
+        if self.meeting.failed:
+            raise _OtherRankFailedError
+        kinds = {(name, part.shape, part.dtype) for name, part in brought}
+        assert (len(brought), len(kinds)) == (self.size, 1), "the ranks are out of step"
+        return [part for _, part in brought]
 
 
 def run_simulated(size: int, function: Callable[[SimulatedRank], T]) -> list[T]:
     """Returns what ``function(rank)`` returned on each of ``size`` ranks."""
-    meeting = _Meeting(threading.Barrier(size), [None] * size)
+    meeting = _Meeting(size)
 
     def run(rank: int) -> T:
+        failed = True
         try:
-            return function(SimulatedRank(rank, size, meeting))
-        except BaseException:
-            meeting.barrier.abort()
-            raise
+            meeting.wait_for_turn(rank)
+            result = function(SimulatedRank(rank, size, meeting))
+            failed = False
+        finally:
+            meeting.leave(rank, failed=failed)
+        return result
 
     if size == 1:
         return [run(0)]
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(run, rank) for rank in range(size)]
         errors = [future.exception() for future in futures]
-        for error in sorted(
-            (error for error in errors if error), key=lambda e: isinstance(e, threading.BrokenBarrierError)
-        ):
+        for error in sorted((error for error in errors if error), key=lambda e: isinstance(e, _OtherRankFailedError)):
             raise error
         return [future.result() for future in futures]
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import xgrammar as xgr
 
 from grammar_sync.engines.backend import MatcherError
 from grammar_sync.engines.preparation import prepare
 from grammar_sync.engines.prepared import CompileError, PreparedGrammar
+from grammar_sync.engines.transformers_stand_in import without_transformers
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.vocabulary import GrammarVocabulary
+
+with without_transformers():
+    import xgrammar as xgr
 
 _VOCAB_TYPES = {
     "byte_level": xgr.VocabType.BYTE_LEVEL,

@@ -24,7 +24,8 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     top = set(map(id, ast.iter_child_nodes(tree)))
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If):  # __main__ chooses the role before anything is imported
+        # __main__ chooses the role before anything is imported; xgrammar is imported without transformers.
+        if isinstance(node, (ast.If, ast.With)):
             top.update(map(id, ast.walk(node)))
     found = []
     for node in ast.walk(tree):
