@@ -138,10 +138,13 @@ class RequestBuilder:
         for name, own in _FOREIGN_FIELDS.items():
             if name in fields:
                 raise RequestError(f"unknown field {name}: the field here is {own}", name)
+        if not score and _PROMPT_TOKENS in fields:
+            where = "only a score has it, and there it says after how many tokens those begin that count as generated"
+            raise RequestError(f"{_PROMPT_TOKENS} is no field of a request that generates: {where}", _PROMPT_TOKENS)
         rest = {
             name: value
             for name, value in fields.items()
-            if name not in (*PROMPT_FIELDS, *_CHECKED_ELSEWHERE) and not (score and name == _PROMPT_TOKENS)
+            if name not in (*PROMPT_FIELDS, *_CHECKED_ELSEWHERE, _PROMPT_TOKENS)
         }
         try:
             grammar = parse_grammar(fields)

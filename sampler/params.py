@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeGuard
 
 import msgspec
 
@@ -243,10 +243,14 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
-    # The comparison comes before the conversion: it refuses NaN, and integers too large for a float.
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+    if not _is_number(value, low, high):
         _refuse(name, value, f"a number from {low:g} to {high:g}")
     return float(value)
+
+
+def _is_number(value: object, low: float, high: float) -> TypeGuard[int | float]:
+    # The comparison comes before any conversion: it refuses NaN, and integers too large for a float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def _top_p(value: object) -> float:
@@ -341,7 +345,12 @@ def _logit_bias(value: object, vocab_size: int) -> dict[int, float]:
         token_id = int(key)
         if not 0 <= token_id < vocab_size:
             _refuse("logit_bias", key, f"keyed by token ids from 0 to {vocab_size - 1}")
-        number = _number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        if not _is_number(bias, -MAX_BIAS, MAX_BIAS):
+            message = (
+                f"logit_bias must be numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, not {shown(bias)} (id {token_id})"
+            )
+            raise SamplingParamsError("logit_bias", message)
+        number = float(bias)
         # "1" and "01" are one id: said alike it is said once.
         if checked.setdefault(token_id, number) != number:
             _refuse("logit_bias", key, f"keyed by an id once (id {token_id} has {checked[token_id]:g} already)")

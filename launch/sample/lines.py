@@ -28,7 +28,9 @@ STEP_FIELDS = ("prompt", "output", "stop_ids", "allowed", "choice")
 MEANINGLESS = ("max_tokens", "n", "stop", "ignore_eos", "prompt_logprobs")
 """Parameters of requests that change nothing in one step: ``ignored`` names them."""
 
-LARGEST_LOGIT = torch.finfo(torch.float32).max
+_LARGEST_LOGIT = torch.finfo(torch.float32).max
+# From here on the nearest float32 is none that is finite.
+_ROUNDED_TO_INFINITY = 2.0**128 - 2.0**103
 _LINE_FIELDS = ("id", "logits", "params", "expect")
 _UNLIMITED_TOKENS = 1 << 31
 
@@ -162,10 +164,13 @@ def _logit(index: int, value: Any) -> float:
     if not is_number and value not in ("nan", "inf", "-inf"):
         message = f"logits[{index}] is {shown(value)}: a number, 'nan', 'inf' or '-inf' is needed"
         raise LineError(message, "logits")
-    if is_number and abs(value) > LARGEST_LOGIT:
-        allowed = f"a number in ±{LARGEST_LOGIT:.7g} (float32), or 'inf',"
+    if not is_number:
+        return float(value)
+    if abs(value) >= _ROUNDED_TO_INFINITY:
+        allowed = f"a number in ±{_LARGEST_LOGIT:.8g} (float32), or 'inf',"
         raise LineError(f"logits[{index}] is {shown(value)}: {allowed} is needed", "logits")
-    return float(value)
+    # The largest float32 is written 3.4028235e38, which is a little more.
+    return min(max(float(value), -_LARGEST_LOGIT), _LARGEST_LOGIT)
 
 
 def _ids(name: str, value: Any, vocab_size: int) -> list[int] | None:

@@ -412,6 +412,15 @@ def test_a_prompt_to_score_must_fit_into_the_kv_cache() -> None:
         builder(kv_cache_tokens=3).build({"prompt": "abcd"}, score=True)
 
 
+@pytest.mark.parametrize("value", [1, None])
+def test_what_only_a_score_has_is_told_so(value: object) -> None:
+    with pytest.raises(
+        RequestError, match=r"^prompt_tokens is no field of a request that generates: only a score"
+    ) as e:
+        builder().build({"prompt": "ab", "prompt_tokens": value})
+    assert e.value.info.param == "prompt_tokens"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

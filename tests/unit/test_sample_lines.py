@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from launch.line_error import LineError
 from launch.sample.lines import MEANINGLESS, SHORT_NAMES, STEP_FIELDS, parse_step
@@ -47,6 +48,13 @@ def test_numbers_and_names_of_what_is_no_number() -> None:
     assert step.logits[:2] == [1.0, -2.5]
     assert math.isnan(step.logits[2])
     assert step.logits[3:] == [math.inf, -math.inf, 3.4e38]
+
+
+def test_the_largest_float32_may_be_written_as_it_is_printed() -> None:
+    largest = float(torch.finfo(torch.float32).max)
+    assert parse_step({"logits": [3.4028235e38, -3.4028235e38, largest]}).logits == [largest, -largest, largest]
+    with pytest.raises(LineError, match=r"a number in ±3\.4028235e\+38 \(float32\), or 'inf', is needed"):
+        parse_step({"logits": [3.4028236e38]})
 
 
 @pytest.mark.parametrize(

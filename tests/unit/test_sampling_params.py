@@ -183,6 +183,12 @@ def test_two_keys_of_one_id_that_differ_are_named() -> None:
         _parse(logit_bias={"3": 2, "7": 1.5, "07": 2})
 
 
+@pytest.mark.parametrize("bias", [101, -100.5, True, "1", None, math.nan])
+def test_a_bias_out_of_range_is_named_by_its_id(bias: object) -> None:
+    with pytest.raises(SamplingParamsError, match=r"^logit_bias must be numbers from -100 to 100, not .* \(id 3\)$"):
+        _parse(logit_bias={"2": 1, "03": bias})
+
+
 def test_unknown_fields_are_refused_by_name() -> None:
     with pytest.raises(SamplingParamsError, match="best_of is no sampling parameter") as error:
         _parse(best_of=3)
