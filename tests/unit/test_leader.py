@@ -22,17 +22,20 @@ from runtime.messages import (
     Accepted,
     Action,
     AddSequence,
+    ChoiceProgress,
     ClientMessage,
     EndSequence,
     EngineMessage,
     ErrorInfo,
     Finished,
     Rejected,
+    Resume,
     Settled,
     Shutdown,
     StopRanks,
     Submit,
     TokenDelta,
+    Usage,
 )
 from runtime.output_check import CheckJob, CheckResult
 from runtime.request_builder import RequestBuilder
@@ -161,7 +164,10 @@ class Bench:
         match action:
             case AddSequence():
                 self.added.append(action)
-                self.scheduler.add(EngineSequence.from_action(action))
+                sequence = EngineSequence.from_action(action)
+                self.scheduler.add(sequence)
+                if sequence.finish_reason is not None:
+                    self.leader.ended(sequence)
             case EndSequence():
                 ended = self.scheduler.end(action.sequence_id, action.finish_reason, action.error)
                 if ended is not None:
@@ -773,3 +779,112 @@ def test_an_output_of_which_not_all_is_promised_is_not_checked_and_says_so() -> 
     assert finished.grammar is not None
     assert finished.grammar.not_enforced == (finding,)
     assert checks.jobs == []
+
+
+def resumed(bench: Bench, request_id: int, *outputs: str | None, **fields: Any) -> None:
+    """Submits a request of which the client has these outputs of its choices; None = it knows the choice's end."""
+    body = json.dumps({"prompt": "p", "seed": 3} | fields)
+    settled = Settled(seed=3, prompt_tokens=1, max_tokens=fields.get("max_tokens", 4095))
+    choices = [ChoiceProgress(script_of(one or "", eos=False), is_finished=one is None) for one in outputs]
+    bench.socket.inbox.append(Submit(request_id, body, resume=Resume(settled, choices)))
+
+
+def test_a_resumed_choice_goes_on_behind_its_text() -> None:
+    bench = Bench()
+    resumed(bench, 0, "a😀", max_tokens=9)
+    bench.scripts[0] = script_of("a😀bc")
+    bench.run()
+    assert bench.text(0) == "bc"
+    assert [delta.start for delta in bench.deltas(0)] == [5, 6, 7]
+    finished = bench.socket.sent[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.finish_reason, finished.usage) == ("stop", Usage(1, 8, 9))
+    bench.assert_nothing_left()
+
+
+def test_a_character_and_a_stop_string_go_on_across_the_cut() -> None:
+    bench = Bench()
+    smile = "😀".encode()
+    body, settled = json.dumps({"prompt": "p", "stop": ["xyz"]}), Settled(seed=0, prompt_tokens=1, max_tokens=99)
+    for number, ids in enumerate(([97, *smile[:2]], [97, 120, 121])):
+        bench.socket.inbox.append(Submit(number, body, resume=Resume(settled, [ChoiceProgress(ids)])))
+    bench.scripts = {0: [97, *smile, 98, EOS], 1: [*b"axyz!", EOS]}
+    bench.run()
+    assert bench.text(0) == "😀b"
+    assert bench.text(1) == ""
+    assert [one.finish_reason for one in bench.socket.sent if isinstance(one, Finished)] == ["stop", "stop"]
+    assert bench.token_ids(1) == [ord("z")]
+
+
+@pytest.mark.parametrize(
+    ("ids", "fields", "reason"),
+    [
+        ([*b"abc", EOS], {}, "stop"),
+        ([*b"abc"], {"max_tokens": 3}, "length"),
+        ([*b"abc"], {"stop": "bc"}, "stop"),
+        ([*b"abc"], {"stop": ["bc", "bcd"], "max_tokens": 3}, "stop"),
+        ([*b"abc"], {"stop_token_ids": [99]}, "stop"),
+        ([*b"abc", EOS], {"ignore_eos": True, "max_tokens": 4}, "length"),
+    ],
+)
+def test_a_choice_that_had_come_to_its_end_is_told_of_and_not_generated(
+    ids: list[int], fields: dict[str, Any], reason: str
+) -> None:
+    bench = Bench()
+    body = json.dumps({"prompt": "p"} | fields)
+    settled = Settled(seed=0, prompt_tokens=1, max_tokens=fields.get("max_tokens", 99))
+    bench.socket.inbox.append(Submit(4, body, resume=Resume(settled, [ChoiceProgress(ids)])))
+    bench.run()
+    assert [type(message) for message in bench.socket.sent] == [Accepted, Finished]
+    finished = bench.socket.sent[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.finish_reason, finished.usage) == (reason, Usage(1, len(ids), 1 + len(ids)))
+    bench.assert_nothing_left()
+
+
+def test_a_whole_output_is_checked_once_its_grammar_is_there() -> None:
+    checks = LateChecks()
+    bench = Bench(checks=checks)
+    body, settled = json.dumps({"prompt": "p", "json_schema": {"type": "integer"}}), Settled(0, 1, 99)
+    bench.socket.inbox.append(Submit(0, body, resume=Resume(settled, [ChoiceProgress(script_of("12"))])))
+    bench.step()
+    assert checks.jobs == [], "what of the grammar is enforced is not known yet"
+    bench.step(ready=[0])
+    assert checks.jobs == [(0, CheckJob('{"type":"integer"}', "12"))]
+    checks.outcomes = [(0, CheckResult("valid", ""))]
+    bench.step()
+    assert [type(message) for message in bench.socket.sent] == [Accepted, Finished]
+    bench.assert_nothing_left()
+
+
+def test_choices_whose_end_is_known_are_left_out_and_the_others_share_a_prefill() -> None:
+    bench = Bench()
+    resumed(bench, 0, None, "", "xy", n=3, max_tokens=4)
+    bench.scripts = {0: script_of("abc"), 1: script_of("xyz")}
+    bench.run()
+    assert [(one.choice, one.prefill_of, one.output_token_ids) for one in bench.added] == [
+        (1, None, []),
+        (2, 0, [*b"xy"]),
+    ]
+    assert [bench.text(0, index) for index in range(3)] == ["", "abc", "z"]
+    assert sorted(one.index for one in bench.socket.sent if isinstance(one, Finished)) == [1, 2]
+    bench.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("resume", "why"),
+    [
+        (Resume(Settled(3, 2, 9), [ChoiceProgress([])]), "its prompt had 2 tokens and has 1 now"),
+        (Resume(Settled(3, 1, 9), [ChoiceProgress([])] * 2), "2 choices are told of, the request has 1"),
+        (Resume(Settled(3, 1, 2), [ChoiceProgress([1, 2, 3])]), "choice 0 has 3 tokens of at most 2"),
+        (Resume(Settled(3, 1, 9), [ChoiceProgress([])], 1), "1 tokens behind the first are told of"),
+    ],
+)
+def test_what_does_not_fit_its_request_is_not_resumed(resume: Resume, why: str) -> None:
+    bench = Bench()
+    bench.socket.inbox.append(Submit(0, '{"prompt": "p"}', resume=resume))
+    bench.run()
+    (rejected,) = bench.rejected()
+    assert rejected.error.code == "internal_error"
+    assert why in rejected.error.message
+    bench.assert_nothing_left()

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from grammar_sync.thinking import ReasoningMarkers, ThinkingRules
 from launch.request_file import _with_defaults
+from runtime.messages import Settled
 from runtime.request_builder import Request, RequestBuilder
 from runtime.request_error import RequestError
 from runtime.request_limits import RequestLimits
@@ -184,3 +185,23 @@ def test_a_request_that_will_not_think_drops_the_command_line_s_budget() -> None
     defaults = {"thinking_budget": 9, "temperature": 0.5}
     assert _with_defaults({"enable_thinking": False}, defaults) == {"enable_thinking": False, "temperature": 0.5}
     assert _with_defaults({"thinking_budget": 2}, defaults)["thinking_budget"] == 2
+
+
+def test_a_prompt_made_of_messages_stays_what_it_was_when_its_request_is_resumed() -> None:
+    template = "{{ strftime_now('%f') }}" + ALWAYS
+    messages = [{"role": "u", "content": "hi"}]
+    first = built(template, messages=messages, enable_thinking=True)
+    assert first.rendered is not None
+    assert first.rendered.is_thinking
+    others = [built(template, messages=messages, enable_thinking=True) for _ in range(20)]
+    assert any(one.prompt_token_ids != first.prompt_token_ids for one in others), "the template tells the microsecond"
+    fields = {"messages": messages, "enable_thinking": True}
+    again = builder(template).build(fields, settled=first.settled)
+    assert again.prompt_token_ids == first.prompt_token_ids
+    assert (again.seed, again.max_tokens, again.thinking) == (first.seed, first.max_tokens, first.thinking)
+    assert again.settled == first.settled
+
+
+def test_a_prompt_that_follows_from_its_fields_is_not_kept() -> None:
+    request = built(prompt="hi", max_tokens=7, seed=5)
+    assert request.settled == Settled(seed=5, prompt_tokens=len(request.prompt_token_ids), max_tokens=7)
