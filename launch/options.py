@@ -351,6 +351,7 @@ class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
         group_timeout_s: Time-out of every process group; None = the program's own.
         json_file: Where to write every figure; None = nowhere.
         list_only: Whether to print the names of the cells and run none.
+        nccl_shim: Whether faults that NCCL itself can have happen within it.
     """
 
     script: str | None
@@ -367,6 +368,7 @@ class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
     group_timeout_s: float | None
     json_file: Path | None
     list_only: bool
+    nccl_shim: bool
 
 
 Command = (

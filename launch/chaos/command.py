@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from launch.chaos.engine.command import run_engine_chaos
 from launch.chaos.error import ChaosError
 from launch.chaos.script.command import run_script_chaos
 from launch.checks import check_json_file
@@ -16,9 +17,10 @@ def run_chaos(command: ChaosCommand) -> ExitCode:
 
     Raises:
         UsageError: The JSON file cannot be written.
+        CheckpointError, ModelConfigError, StagePartitionError: The model cannot be used so.
         ChaosError: What is tested does not run without a fault, or no cell is left to run.
     """
     if not sys.platform.startswith("linux"):
         raise ChaosError("processes are watched through Linux' /proc: chaos runs on Linux only")
     check_json_file(command.json_file)
-    return run_script_chaos(command)
+    return run_engine_chaos(command) if command.script is None else run_script_chaos(command)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations, product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 Combination = tuple[str, ...]
 Pair = tuple[int, str, int, str]
@@ -17,14 +17,37 @@ def allowed_combinations(axes: Mapping[str, Sequence[str]], rules: Mapping[str, 
 
     Args:
         axes: The values of each axis, by its name.
-        rules: Why combinations are impossible, by the reason's name.
+        rules: Why combinations are impossible, by the reason's name. A rule is asked as soon as all axes that it looks
+            at have values; what it excludes then is not gone into.
     """
-    names = tuple(axes)
-    return [
-        values
-        for values in product(*axes.values())
-        if not any(rule(dict(zip(names, values, strict=True))) for rule in rules.values())
-    ]
+    return list(_extended({}, list(axes.items()), list(rules.values())))
+
+
+def _extended(
+    chosen: dict[str, str], axes: list[tuple[str, Sequence[str]]], rules: list[Rule]
+) -> Iterator[Combination]:
+    if not axes:
+        yield tuple(chosen.values())
+        return
+    (name, values), *others = axes
+    for value in values:
+        chosen[name] = value
+        undecided = _undecided(chosen, rules)
+        if undecided is not None:
+            yield from _extended(chosen, others, undecided)
+        del chosen[name]
+
+
+def _undecided(chosen: Mapping[str, str], rules: Sequence[Rule]) -> list[Rule] | None:
+    """Returns the rules that look at an axis without a value yet; None when another excludes what has one."""
+    undecided = []
+    for rule in rules:
+        try:
+            if rule(chosen):
+                return None
+        except KeyError:
+            undecided.append(rule)
+    return undecided
 
 
 def pairs_of(combination: Combination) -> Iterable[Pair]:

@@ -28,6 +28,14 @@ def chaos(
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(min=2, max=64, help="Its ranks.", rich_help_panel=_SCRIPT)] = 2,
+    nccl_shim: Annotated[
+        bool,
+        typer.Option(
+            "--nccl-shim",
+            help="Errors, delays and hangs happen within NCCL: in a library before it that the C compiler builds.",
+            rich_help_panel=_SCRIPT,
+        ),
+    ] = False,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -94,4 +102,5 @@ def chaos(
         group_timeout_s=group_timeout,
         json_file=json_file,
         list_only=list_only,
+        nccl_shim=nccl_shim,
     )

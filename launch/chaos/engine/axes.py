@@ -90,7 +90,6 @@ RULES: Mapping[str, Rule] = {
     "a rank takes part in the operation": lambda cell: (
         _has_call(cell) and cell["victim"] not in OPERATIONS[cell["operation"]].roles
     ),
-    "a changed call is a call": lambda cell: _reach(cell) == "call" and not _has_call(cell),
     "a changed call has no before and after": lambda cell: _reach(cell) == "call" and cell["place"] != "inside",
     "without a call there is no before and after": lambda cell: not _has_call(cell) and cell["place"] != "inside",
     "only a signal comes from outside": lambda cell: (

@@ -21,6 +21,7 @@ from launch.engine import Engine
 from launch.exit_codes import ExitCode
 from launch.front.engine_client import EngineClosedError, RequestFailedError, RequestRefusedError
 from launch.node.parent_death import die_with_parent
+from launch.node.rank_fault import FaultReport
 from launch.node.rank_processes import RanksFailedError, Terminated, raise_on_signals
 from runtime.client_socket import ClientSocketError
 
@@ -120,7 +121,9 @@ class Front:
     """
 
     def __init__(self, folder: CellFolder, plan: FrontPlan) -> None:
+        self._folder = folder
         self._plan = plan
+        self._reports: list[FaultReport] = []
         self._fault = Fault(folder, plan)
         self._epochs: list[EpochSeen] = []
         self._streams = [Stream(name) for name in REQUESTS]
@@ -161,6 +164,8 @@ class Front:
         after = Stream("afterwards")
         await after.run(engine, AFTERWARDS)
         watch.cancel()
+        # Closing the engine removes them.
+        self._reports = fault_reports(self._folder)
         return after.finish_reason == "length"
 
     async def _watch(self, engine: Engine) -> None:
@@ -174,16 +179,24 @@ class Front:
     def _outcome(
         self, failure: str, failed_s: float | None, *, answers_after: bool, closed_in_s: float
     ) -> FrontOutcome:
+        # Reports tell the time of day.
+        clock_s = time.time() - time.monotonic()
         return FrontOutcome(
             epochs=self._epochs,
             requests=[stream.end() for stream in self._streams],
             failure=failure,
             failed_s=failed_s,
-            blamed=[],
-            seen_s=[],
+            blamed=[fault.rank for report in self._reports for fault in report.culprits],
+            seen_s=[report.seen_at - clock_s for report in self._reports],
             answers_after=answers_after,
             closed_in_s=closed_in_s,
         )
+
+
+def fault_reports(folder: CellFolder) -> list[FaultReport]:
+    """Returns what the keeper of the ranks reported, in order."""
+    paths = sorted(folder.temporary.glob("lockstep-*/faults/*.json"), key=lambda path: int(path.stem))
+    return [msgspec.json.decode(path.read_bytes(), type=FaultReport) for path in paths]
 
 
 def main(argv: list[str]) -> int:

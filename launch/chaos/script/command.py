@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 from launch.bench.output import publish
 from launch.chaos.error import ChaosError
+from launch.chaos.names import print_names
+from launch.chaos.nccl_shim import build_shim, cache_folder
 from launch.chaos.script.cells import ScriptCell, script_cells
 from launch.chaos.script.outcome import ScriptCellReport, ScriptOutcome, judged
 from launch.chaos.script.report import script_report
@@ -22,7 +25,7 @@ def run_script_chaos(command: ChaosCommand) -> ExitCode:
     """Puts a script to its cells and prints what became of each; returns the exit code.
 
     Raises:
-        ChaosError: The script does not run to its end undisturbed, or no cell is left to run.
+        ChaosError: The script does not run to its end undisturbed, no cell is left to run, or the shim cannot be built.
     """
     run = ScriptRun(
         script=command.script or "",
@@ -30,6 +33,7 @@ def run_script_chaos(command: ChaosCommand) -> ExitCode:
         limit_s=command.limit_s,
         start_limit_s=command.start_limit_s,
         group_timeout_s=command.group_timeout_s,
+        nccl_shim=build_shim(cache_folder(os.environ), os.environ) if command.nccl_shim else None,
     )
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as name:
         root = Path(name)
@@ -38,9 +42,7 @@ def run_script_chaos(command: ChaosCommand) -> ExitCode:
         if not cells:
             raise ChaosError(f"--only {' '.join(command.only)}: no cell of the {command.matrix} matrix has such a name")
         if command.list_only:
-            for cell in cells:
-                print(cell.name)
-            return ExitCode.OK
+            return print_names(cell.name for cell in cells)
         reports: list[ScriptCellReport] = []
         with progress_bar() as progress:
             task = progress.add_task("chaos", total=len(cells) * command.repeat, rate="")

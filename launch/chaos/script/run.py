@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from launch.chaos.faults import Injection
+from launch.chaos.nccl_shim import ACTIONS, FUNCTIONS, shim_environ
 from launch.chaos.processes import Deaths, end_processes
 from launch.chaos.record import CellFolder
 from launch.chaos.script.outcome import Ending, RankEnd, ScriptOutcome
@@ -31,6 +32,7 @@ class ScriptRun(msgspec.Struct, frozen=True, kw_only=True):
         limit_s: How long ranks may take to leave once the fault happened.
         start_limit_s: How long they may take until it happens, or to the end where there is none.
         group_timeout_s: The time-out of every process group; None = the script's own.
+        nccl_shim: Where faults that NCCL itself can have happen; None = in the backend around it, like all others.
     """
 
     script: str
@@ -38,6 +40,15 @@ class ScriptRun(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float
     start_limit_s: float
     group_timeout_s: float | None
+    nccl_shim: Path | None = None
+
+    def shim_variables(self, injection: Injection | None) -> dict[str, str]:
+        """Returns what has a fault happen within NCCL; nothing where it happens elsewhere."""
+        if self.nccl_shim is None or injection is None:
+            return {}
+        if injection.action not in ACTIONS or injection.call not in FUNCTIONS:
+            return {}
+        return shim_environ(self.nccl_shim, injection, os.environ)
 
 
 def run_script(run: ScriptRun, path: Path, injection: Injection | None) -> tuple[ScriptOutcome, dict[int, LastWord]]:
@@ -48,11 +59,12 @@ def run_script(run: ScriptRun, path: Path, injection: Injection | None) -> tuple
         path: The cell's folder, which is made.
         injection: The fault; None = an undisturbed run.
     """
-    folder = CellFolder.create(path, () if injection is None else (injection,), armed=True)
+    variables = run.shim_variables(injection)
+    folder = CellFolder.create(path, () if injection is None or variables else (injection,), armed=True)
     began_s = time.monotonic()
     with (path / "torchrun.log").open("wb") as log:
         agent = subprocess.Popen(
-            _command(run, path), env=_environ(run, folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            _command(run, path), env=_environ(run, folder) | variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     deaths = Deaths()
     try:

@@ -1,0 +1,142 @@
+"""The report on the engine under faults: a line for each cell, promises kept and broken, times and blame over all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from launch.chaos.engine.judge import PROMISES, Bounds, Judgement
+from launch.chaos.engine.outcome import EngineOutcome
+from launch.chaos.engine.scenario import Scenario
+from launch.chaos.figures import Percentiles, Score
+
+
+class CellReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell, judged.
+
+    Args:
+        name: The cell's name.
+        row: The fault's row of the matrix.
+        scenario: What was to happen.
+        judgement: What was kept and broken.
+        outcome: All that was seen.
+        attempts: How often it was run; more than once when its fault did not happen.
+    """
+
+    name: str
+    row: str
+    scenario: Scenario
+    judgement: Judgement
+    outcome: EngineOutcome
+    attempts: int
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run.
+
+    Args:
+        model: Folder or file.
+        tp: Ranks of a stage.
+        pp: Stages.
+        matrix: Which cells.
+        seed: Of the choice of cells.
+        bounds: Seconds that are allowed, before they are stretched by each cell's load factor.
+        cells: The cells, judged.
+        promises: For each promise, in how many of the cells that promise it it was kept.
+        named: For each row, in how many cells the rank that was named was the victim.
+        noticed: Seconds until faults were noticed.
+        recovered: Seconds until tokens flowed again.
+        load: Load factors around the cells.
+        texts_that_differ: Finished requests, over all cells, whose tokens differ from the undisturbed run's.
+    """
+
+    model: str
+    tp: int
+    pp: int
+    matrix: str
+    seed: int
+    bounds: Bounds
+    cells: list[CellReport]
+    promises: dict[str, Score]
+    named: dict[str, Score]
+    noticed: Percentiles | None
+    recovered: Percentiles | None
+    load: Percentiles | None
+    texts_that_differ: int
+
+    @property
+    def all_well(self) -> bool:
+        """Whether every fault happened and every promise was kept."""
+        return all(cell.judgement.is_kept for cell in self.cells)
+
+    def document(self) -> bytes:
+        """Returns one JSON document with every figure that the tables show."""
+        return msgspec.json.format(msgspec.json.encode(self))
+
+    def print(self, console: Console) -> None:
+        """Prints the report."""
+        table = Table(title=f"{self.model}, tp {self.tp}, pp {self.pp}: {self.matrix} matrix")
+        for name in ("row", "fault / operation / victim / place / moment / mode / numerics", "".join(PROMISES)):
+            table.add_column(name, overflow="fold")
+        for name in ("noticed s", "again s", "load"):
+            table.add_column(name, justify="right")
+        table.add_column("what broke", overflow="fold")
+        for cell in self.cells:
+            table.add_row(*_line(cell))
+        console.print(table)
+        kept = sum(cell.judgement.is_kept for cell in self.cells)
+        console.print(f"{kept} of {len(self.cells)} cells kept what is promised of them")
+        for promise, score in self.promises.items():
+            console.print(f"  {promise}: {score.sentence()}")
+        for row, score in self.named.items():
+            console.print(f"the rank that was named is the victim, {row}: {score.sentence()}")
+        for word, figures in (("noticed", self.noticed), ("tokens again", self.recovered)):
+            if figures is not None:
+                console.print(f"{word} after: {figures.sentence()}")
+        if self.load is not None:
+            console.print(
+                f"load factor: p50 {self.load.p50:.1f}, at most {self.load.most:.1f}; bounds are stretched by it"
+            )
+        console.print(f"finished texts that differ from the undisturbed run's: {self.texts_that_differ}")
+
+
+def engine_report(cells: list[CellReport], **facts: Any) -> EngineReport:
+    """Returns the report on cells that were run.
+
+    Args:
+        cells: The cells.
+        facts: The fields of ``EngineReport`` that say what was run.
+    """
+    judged = [cell.judgement for cell in cells]
+    rows = sorted({cell.row for cell in cells}, key=lambda row: int(row[1:]))
+    named = {row: Score.count([cell.judgement.named_right for cell in cells if cell.row == row]) for row in rows}
+    return EngineReport(
+        cells=cells,
+        promises={
+            promise: Score.count([word == "kept" for it in judged if (word := it.promises.get(promise)) is not None])
+            for promise in PROMISES
+        },
+        named={row: score for row, score in named.items() if score.of},
+        noticed=Percentiles.of([it.noticed_s for it in judged if it.noticed_s is not None]),
+        recovered=Percentiles.of([it.recovered_s for it in judged if it.recovered_s is not None]),
+        load=Percentiles.of([cell.outcome.load for cell in cells]),
+        texts_that_differ=sum(it.texts_that_differ for it in judged),
+        **facts,
+    )
+
+
+def _line(cell: CellReport) -> list[str]:
+    judgement = cell.judgement
+    marks = ""
+    for promise in PROMISES:
+        word = judgement.promises.get(promise)
+        marks += "[dim]·[/dim]" if word is None else f"[green]{promise}[/green]" if word == "kept" else "[red]x[/red]"
+    broken = [f"{promise}: {word}" for promise, word in judgement.promises.items() if word != "kept"]
+    what = "; ".join(broken) if judgement.happened else f"the fault did not happen; {cell.outcome.said}"
+    times = (judgement.noticed_s, judgement.recovered_s, cell.outcome.load)
+    figures = ["-" if value is None else f"{value:.2f}" for value in times]
+    return [cell.row, cell.name, marks, *figures, escape(what)]

@@ -1,0 +1,90 @@
+"""``lockstep chaos`` on a real engine of TP2 x PP2: faults happen, their promises are kept, nothing is left."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from command_line import LOCKSTEP, run
+
+from launch.chaos.engine.judge import PROMISES
+from launch.exit_codes import ExitCode
+
+pytestmark = pytest.mark.long(70)
+
+CELLS = {
+    "kill/tokens/source/inside/decode/end/default": "inside broadcast@2,3",
+    "stop/none/last/inside/decode/end/default": "process",
+    "corrupt/tokens/last/inside/decode/end/default": "inside broadcast@2,3",
+    "none/none/nobody/inside/decode/end/default": None,
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("chaos") / "report.json"
+    only = [word for name in CELLS for word in ("--only", name)]
+    outcome = run(*LOCKSTEP, "chaos", "--matrix", "full", "--json", str(path), *only, timeout_s=280)
+    document: dict[str, Any] = json.loads(path.read_text())
+    broken = {cell["name"]: cell["judgement"]["promises"] for cell in document["cells"]}
+    assert outcome.returncode == ExitCode.OK, (broken, outcome.stdout, outcome.stderr)
+    assert "4 of 4 cells kept what is promised of them" in outcome.stdout
+    return document
+
+
+def cell(report: dict[str, Any], fault: str) -> dict[str, Any]:
+    (found,) = [it for it in report["cells"] if it["scenario"]["action"] == fault]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_every_fault_happened_where_it_was_to(report: dict[str, Any]) -> None:
+    for it in report["cells"]:
+        wanted = CELLS[it["name"]]
+        fired = it["outcome"]["fired"]
+        assert [one["where"].startswith(wanted) for one in fired] == ([] if wanted is None else [True])
+
+
+def test_a_killed_rank_is_named_and_ends_the_run(report: dict[str, Any]) -> None:
+    found = cell(report, "kill")
+    assert found["judgement"]["promises"] == dict.fromkeys("SDAL", "kept")
+    assert found["judgement"]["named_right"] is True
+    assert found["outcome"]["front"]["blamed"] == [2]
+    assert found["outcome"]["front"]["failure"].startswith("rank 2 ")
+
+
+def test_a_stopped_rank_is_named_after_the_stall_limit(report: dict[str, Any]) -> None:
+    found = cell(report, "stop")
+    assert found["judgement"]["promises"] == dict.fromkeys("SDAL", "kept")
+    assert found["outcome"]["front"]["blamed"] == [3]
+    assert found["judgement"]["noticed_s"] > 2.5
+
+
+def test_a_corrupted_token_leaves_nothing_wrong(report: dict[str, Any]) -> None:
+    assert cell(report, "corrupt")["judgement"]["promises"]["S"] == "kept"
+
+
+def test_requests_run_to_their_ends_without_a_fault(report: dict[str, Any]) -> None:
+    found = cell(report, "none")
+    assert found["judgement"]["promises"] == dict.fromkeys("SLQ", "kept")
+    requests = found["outcome"]["front"]["requests"]
+    assert len(requests) == 6
+    assert all(len(it["token_ids"]) == len(it["times_s"]) > 10 for it in requests)
+    assert any(it["name"] == "regex" and set(it["text"]) <= set("abcdef") for it in requests)
+
+
+def test_sums(report: dict[str, Any]) -> None:
+    assert set(report["promises"]) == set(PROMISES)
+    assert report["named"] == {"K1": {"right": 1, "of": 1}, "K3": {"right": 1, "of": 1}}
+    assert report["load"]["count"] == 4
+    assert report["noticed"]["count"] >= 2
+
+
+def test_names_without_running() -> None:
+    outcome = run(*LOCKSTEP, "chaos", "--matrix", "pairwise", "--list")
+    assert outcome.returncode == ExitCode.OK
+    assert len(outcome.stdout.splitlines()) >= 150
+    outcome = run(*LOCKSTEP, "chaos", "--only", "nothing/*")
+    assert outcome.returncode == ExitCode.INTERNAL
+    assert outcome.message == "lockstep: --only nothing/*: no cell of the quick matrix has such a name"
