@@ -71,12 +71,11 @@ def judged(
     *,
     scenario: Scenario = KILL,
     front: FrontOutcome | None = FRONT,
-    recovers: bool = True,
     rank: int | None = 1,
     **outcome: Any,
 ) -> Judgement:
     changed = msgspec.structs.replace(OUTCOME, front=front, **outcome)
-    return judge(scenario, changed, TRUTH, BOUNDS, recovers=recovers, rank=rank)
+    return judge(scenario, changed, TRUTH, BOUNDS, rank=rank)
 
 
 def with_request(front: FrontOutcome = FRONT, **changes: Any) -> FrontOutcome:
@@ -196,8 +195,8 @@ def test_recovered_late_or_never() -> None:
 
 def test_an_engine_that_recovered_is_held_to_it() -> None:
     """Whether it said that it would or not."""
-    assert set(judged(recovers=False).promises) == set("SDARBL")
-    assert set(judged(scenario=END, front=ENDED, recovers=False).promises) == set("SDAL")
+    assert set(judged(scenario=END).promises) == set("SDARBL")
+    assert set(judged(scenario=END, front=ENDED).promises) == set("SDAL")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from launch.chaos.engine.axes import AXES, MODES, OPERATIONS, RANK_ROLES, RULES, engine_axes
+from launch.chaos.engine.axes import AXES, OPERATIONS, RANK_ROLES, RULES, engine_axes
 from launch.chaos.engine.scenario import Scenario, engine_scenarios
 from launch.chaos.faults import BY_ACTION, FAULTS
 from launch.chaos.pairwise import allowed_combinations, pairs_of
 
-PAIRWISE = engine_scenarios("pairwise", recovers=True)
-FULL = engine_scenarios("full", recovers=True)
+PAIRWISE = engine_scenarios("pairwise")
+FULL = engine_scenarios("full")
 
 
 def as_tuple(scenario: Scenario) -> tuple[str, ...]:
@@ -23,29 +23,23 @@ def test_pairwise_has_at_least_150_cells_and_every_pair_that_can_be() -> None:
     assert met == {pair for scenario in FULL for pair in pairs_of(as_tuple(scenario))}
     assert 150 <= len(PAIRWISE) < len(FULL) / 20
     assert len({scenario.name for scenario in PAIRWISE}) == len(PAIRWISE)
-    assert engine_scenarios("pairwise", recovers=True) == PAIRWISE
-    assert engine_scenarios("pairwise", recovers=True, seed=1) != PAIRWISE
+    assert engine_scenarios("pairwise") == PAIRWISE
+    assert engine_scenarios("pairwise", seed=1) != PAIRWISE
 
 
 def test_every_value_of_every_axis_is_used() -> None:
-    for axis, values in engine_axes(recovers=True).items():
+    for axis, values in engine_axes().items():
         assert {getattr(scenario, axis) for scenario in PAIRWISE} == set(values)
 
 
 def test_every_rule_excludes_something_that_no_other_does() -> None:
     for name in RULES:
         others = {other: rule for other, rule in RULES.items() if other != name}
-        assert len(allowed_combinations(engine_axes(recovers=True), others)) > len(FULL), name
+        assert len(allowed_combinations(engine_axes(), others)) > len(FULL), name
 
 
 def test_quick_has_every_fault_once() -> None:
-    assert [scenario.action for scenario in engine_scenarios("quick", recovers=True)] == [it.action for it in FAULTS]
-
-
-def test_without_recovery_nothing_is_to_be_recovered() -> None:
-    scenarios = engine_scenarios("full", recovers=False)
-    assert {scenario.mode for scenario in scenarios} == {MODES[1]}
-    assert not any(scenario.moment == "recovery" for scenario in scenarios)
+    assert [scenario.action for scenario in engine_scenarios("quick")] == [it.action for it in FAULTS]
 
 
 def test_a_scenario_travels() -> None:
@@ -95,7 +89,7 @@ def test_what_an_operation_is_to_the_backend(
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 1)])
 def test_smaller_engines_have_smaller_matrices(tp: int, pp: int) -> None:
-    scenarios = engine_scenarios("full", recovers=True, tp=tp, pp=pp)
+    scenarios = engine_scenarios("full", tp=tp, pp=pp)
     assert scenarios
     for scenario in scenarios:
         if scenario.victim in RANK_ROLES:
@@ -107,7 +101,7 @@ def test_smaller_engines_have_smaller_matrices(tp: int, pp: int) -> None:
 
 
 def test_names_choose() -> None:
-    names = [scenario.name for scenario in engine_scenarios("full", recovers=False, only=("kill/none/*",))]
+    names = [scenario.name for scenario in engine_scenarios("full", only=("kill/none/*",))]
     assert names
     assert all(name.startswith("kill/none/") for name in names)
 

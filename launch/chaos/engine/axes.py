@@ -64,17 +64,11 @@ OPERATIONS: Mapping[str, Operation] = {
 NO_OPERATION = "none"
 
 
-def engine_axes(*, recovers: bool) -> dict[str, Sequence[str]]:
-    """Returns what may vary.
-
-    Args:
-        recovers: Whether the runtime can fork its ranks anew.
-    """
+def engine_axes() -> dict[str, Sequence[str]]:
+    """Returns what may vary."""
     actions = [fault.action for fault in FAULTS]
-    modes = MODES if recovers else ("end",)
-    moments = MOMENTS if recovers else MOMENTS[:-1]
     operations = (*OPERATIONS, NO_OPERATION)
-    values = (actions, operations, (*RANK_ROLES, *HOSTS), PLACES, moments, modes, NUMERICS)
+    values = (actions, operations, (*RANK_ROLES, *HOSTS), PLACES, MOMENTS, MODES, NUMERICS)
     return dict(zip(AXES, values, strict=True))
 
 

@@ -20,15 +20,11 @@ from launch.checks import check_engine
 from launch.exit_codes import ExitCode
 from launch.options import ChaosCommand, EngineOptions
 from launch.progress import progress_bar
-from runtime.messages import EngineReady
 
 _ATTEMPTS = 2
 _GROUP_TIMEOUT_S = 10.0
 _RECOVERIES = 8
 _KV_CACHE_BYTES = 32 << 20
-
-RECOVERS = "epoch" in EngineReady.__struct_fields__
-"""Whether requests outlive the ranks: then it is promised of every fault of a rank."""
 
 Truth = dict[str, RequestEnd]
 
@@ -40,9 +36,7 @@ def run_engine_chaos(command: ChaosCommand) -> ExitCode:
         ChaosError: The engine does not do its work undisturbed, or no cell is left to run.
         CheckpointError, ModelConfigError, StagePartitionError: The model cannot be used so.
     """
-    scenarios = engine_scenarios(
-        command.matrix, recovers=RECOVERS, tp=command.tp, pp=command.pp, only=command.only, seed=command.seed
-    )
+    scenarios = engine_scenarios(command.matrix, tp=command.tp, pp=command.pp, only=command.only, seed=command.seed)
     if not scenarios:
         raise ChaosError(f"--only {' '.join(command.only)}: no cell of the {command.matrix} matrix has such a name")
     if command.list_only:
@@ -98,7 +92,7 @@ class _Runs:
         for attempt in range(1, _ATTEMPTS + 1):
             outcome = self._run(scenario, scenario.numerics, scenario.mode, folder / str(attempt))
             rank = scenario.victim_rank(self._command.tp, self._command.pp)
-            judgement = judge(scenario, outcome, truth, self.bounds, recovers=RECOVERS, rank=rank)
+            judgement = judge(scenario, outcome, truth, self.bounds, rank=rank)
             if judgement.happened:
                 break
         return CellReport(

@@ -171,7 +171,7 @@ class Front:
     async def _watch(self, engine: Engine) -> None:
         """Takes note of every life of the ranks."""
         while True:
-            epoch = int(msgspec.structs.asdict(engine.ready).get("epoch", 0))
+            epoch = engine.ready.epoch
             if not self._epochs or self._epochs[-1].epoch != epoch:
                 self._epochs.append(EpochSeen(epoch=epoch, ready_s=time.monotonic()))
             await asyncio.sleep(_LOOK_S)

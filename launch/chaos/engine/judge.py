@@ -153,7 +153,6 @@ def judge(
     truth: Mapping[str, RequestEnd],
     bounds: Bounds,
     *,
-    recovers: bool,
     rank: int | None,
 ) -> Judgement:
     """Returns what a cell kept and broke.
@@ -163,12 +162,11 @@ def judge(
         outcome: What was seen.
         truth: The requests of an undisturbed run with the same numerics, by name.
         bounds: Seconds that are allowed.
-        recovers: Whether the runtime promises to fork its ranks anew; it is also held to it once it did so.
         rank: The victim's rank; None when it is no rank.
     """
     case = _Case(scenario, outcome, truth, bounds, rank)
     happened = scenario.action == "none" or bool(outcome.fired)
-    promised = _promised(case, recovers=recovers) if happened else ()
+    promised = _promised(case) if happened else ()
     return Judgement(
         happened=happened,
         promises={promise: _JUDGES[promise](case) or "kept" for promise in promised},
@@ -179,11 +177,11 @@ def judge(
     )
 
 
-def _promised(case: _Case, *, recovers: bool) -> tuple[Promise, ...]:
+def _promised(case: _Case) -> tuple[Promise, ...]:
     """Returns the promises of a cell, in order."""
     scenario = case.scenario
     letters = _OF_ROW[scenario.row]
-    must_recover = (recovers and scenario.mode == "refork") or case.recovered
+    must_recover = scenario.mode == "refork" or case.recovered
     if scenario.victim in _HOSTS_WITHOUT_RECOVERY or scenario.moment == "init":
         must_recover = case.recovered
     if not must_recover and not _does_no_harm(scenario):

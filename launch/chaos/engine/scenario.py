@@ -106,13 +106,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_scenarios(
-    matrix: Matrix, *, recovers: bool, tp: int = 2, pp: int = 2, only: Sequence[str] = (), seed: int = 0
+    matrix: Matrix, *, tp: int = 2, pp: int = 2, only: Sequence[str] = (), seed: int = 0
 ) -> list[Scenario]:
     """Returns the cells of a matrix.
 
     Args:
         matrix: How many.
-        recovers: Whether the runtime can fork its ranks anew.
         tp: Ranks of a stage; with one, nothing that they do together is there.
         pp: Stages; likewise.
         only: Patterns for the cells' names; none = all.
@@ -129,7 +128,7 @@ def engine_scenarios(
             cell["victim"] in ("source", "last")
             or (cell["operation"] in OPERATIONS and OPERATIONS[cell["operation"]].group == "pp")
         )
-    combinations = allowed_combinations(engine_axes(recovers=recovers), rules)
+    combinations = allowed_combinations(engine_axes(), rules)
     if matrix == "pairwise":
         combinations = pairwise(combinations, seed)
     elif matrix == "quick":
