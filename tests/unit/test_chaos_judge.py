@@ -29,7 +29,7 @@ FRONT = FrontOutcome(
     requests=[DONE],
     failure="",
     failed_s=None,
-    blamed=[1],
+    blamed=[[1]],
     seen_s=[100.05],
     answers_after=True,
     closed_in_s=0.5,
@@ -165,11 +165,24 @@ def test_never_ended() -> None:
     assert words["A"] == "nobody was named"
 
 
-@pytest.mark.parametrize(("blamed", "named"), [([0], "0"), ([1, 2], "1, 2")])
-def test_the_wrong_rank_named(blamed: list[int], named: str) -> None:
+@pytest.mark.parametrize(("blamed", "named"), [([[0]], "0"), ([[1, 2]], "1, 2"), ([[1], [2]], "2"), ([[]], "nobody")])
+def test_the_wrong_rank_named(blamed: list[list[int]], named: str) -> None:
     judgement = judged(front=msgspec.structs.replace(FRONT, blamed=blamed, seen_s=[100.05] * len(blamed)))
     assert judgement.named_right is False
+    assert judgement.named_exactly is False
     assert broken(judgement) == {"A": f"rank 1 failed; named: {named}"}
+
+
+def test_of_two_that_are_within_a_call_both_may_be_named() -> None:
+    stop = msgspec.structs.replace(KILL, action="stop")
+    pair = msgspec.structs.replace(FRONT, blamed=[[0, 1]])
+    judgement = judged(scenario=stop, front=pair)
+    assert (judgement.named_right, judgement.named_exactly) == (True, False)
+    outside = msgspec.structs.replace(stop, operation="none")
+    assert broken(judged(scenario=outside, front=pair)) == {"A": "rank 1 failed; named: 0, 1"}
+    everyone = msgspec.structs.replace(FRONT, blamed=[[0, 1, 2]])
+    assert "A" in broken(judged(scenario=stop, front=everyone))
+    assert judged(scenario=stop).named_exactly is True
 
 
 def test_without_a_report_the_failure_names() -> None:
@@ -235,7 +248,7 @@ def test_without_a_fault_nothing_happens() -> None:
     judgement = judged(scenario=NOTHING, front=CALM, fired=[], rank=None)
     assert judgement.promises == {"S": "kept", "L": "kept", "Q": "kept"}
     assert broken(judged(scenario=NOTHING, fired=[], rank=None))["Q"] == "an alarm without a fault"
-    blamed = msgspec.structs.replace(CALM, blamed=[2], seen_s=[100.0])
+    blamed = msgspec.structs.replace(CALM, blamed=[[2]], seen_s=[100.0])
     assert broken(judged(scenario=NOTHING, front=blamed, fired=[], rank=None))["Q"] == "an alarm without a fault"
     lost = with_request(CALM, finish_reason=None, error="X: y")
     assert broken(judged(scenario=NOTHING, front=lost, fired=[], rank=None))["Q"] == "plain: X: y"

@@ -13,6 +13,7 @@ import pytest
 from launch.chaos.error import ChaosError
 from launch.chaos.faults import Action, Injection
 from launch.chaos.nccl_shim import ACTIONS, FUNCTIONS, SOURCE, build_shim, cache_folder, compiler, shim_environ
+from launch.chaos.script.run import ScriptRun
 
 # As much of NCCL as the caller needs: it adds up what was reduced, so that a call that was not made shows.
 FAKE = """
@@ -140,3 +141,15 @@ def test_the_source_knows_every_function_and_action() -> None:
 def test_where_it_is_kept() -> None:
     assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/lockstep")
     assert cache_folder({}).name == "lockstep"
+
+
+def test_what_nccl_has_no_word_for_happens_in_the_backend() -> None:
+    run = ScriptRun(
+        script="a:b", ranks=2, limit_s=1, start_limit_s=1, group_timeout_s=None, nccl_shim=Path("/x/libnccl_faults.so")
+    )
+    variables = run.shim_variables(Injection(action="slow", rank=1, call="all_gather", number=3, seconds=0.5))
+    assert variables["LOCKSTEP_NCCL_FAULT"] == "1:ncclAllGather:3:delay:500"
+    assert variables["LD_PRELOAD"].startswith("/x/libnccl_faults.so")
+    assert run.shim_variables(Injection(action="kill", rank=1, call="all_gather")) == {}
+    assert run.shim_variables(Injection(action="error", rank=1, call="barrier")) == {}
+    assert run.shim_variables(None) == {}

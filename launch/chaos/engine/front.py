@@ -186,7 +186,7 @@ class Front:
             requests=[stream.end() for stream in self._streams],
             failure=failure,
             failed_s=failed_s,
-            blamed=[fault.rank for report in self._reports for fault in report.culprits],
+            blamed=[[fault.rank for fault in report.culprits] for report in self._reports],
             seen_s=[report.seen_at - clock_s for report in self._reports],
             answers_after=answers_after,
             closed_in_s=closed_in_s,

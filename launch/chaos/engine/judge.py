@@ -66,7 +66,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
         promises: For each promise of the fault's row ``kept``, or what broke it.
         noticed_s: Seconds from the fault until it was noticed; None when it was not, or did nothing.
         recovered_s: Seconds from the fault until the first token after it; None without a recovery.
-        named_right: Whether the rank that was named is the victim; None when none was to be named, or none was.
+        named_right: Whether the victim was named: alone, or for a stall within a call as one of two; None when nobody
+            was to be named, or was.
+        named_exactly: Whether it was named alone.
         texts_that_differ: Finished requests whose tokens differ from the undisturbed run's.
     """
 
@@ -75,6 +77,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     noticed_s: float | None
     recovered_s: float | None
     named_right: bool | None
+    named_exactly: bool | None
     texts_that_differ: int
 
     @property
@@ -112,7 +115,7 @@ class _Case:
     @property
     def noticed_s(self) -> float | None:
         """Seconds until the runtime saw the fault: by its own report, else when the engine ended or began anew."""
-        if self.fault_s is None:
+        if self.fault_s is None or self.scenario.row == "K16":
             return None
         front = self.front
         if front is None:
@@ -137,11 +140,22 @@ class _Case:
         front = self.front
         if self.rank is None or front is None:
             return None
-        if front.blamed:
-            return front.blamed[-1] == self.rank
-        return names_rank(front.failure.partition(":")[0], self.rank) if front.failure else None
+        if not front.blamed:
+            return names_rank(front.failure.partition(":")[0], self.rank) if front.failure else None
+        named = front.blamed[-1]
+        if self.scenario.is_stall and not self.scenario.is_from_outside:
+            # Within a call nothing tells a rank that waits from one that does nothing: the pair is named.
+            return self.rank in named and len(named) <= _PAIR
+        return named == [self.rank]
+
+    @property
+    def named_exactly(self) -> bool | None:
+        """Whether nobody else was named with it."""
+        is_alone = self.front is None or not self.front.blamed or len(self.front.blamed[-1]) == 1
+        return is_alone if self.named_right else self.named_right
 
 
+_PAIR: Final = 2
 _CLOCK_S: Final = 0.01
 _POLL_S: Final = 0.3
 """How long the front side may take to hear of what the ranks' keeper saw."""
@@ -173,6 +187,7 @@ def judge(
         noticed_s=case.noticed_s,
         recovered_s=case.recovered_s,
         named_right=case.named_right if "A" in promised else None,
+        named_exactly=case.named_exactly if "A" in promised else None,
         texts_that_differ=len(_that_differ(case)),
     )
 
@@ -238,7 +253,7 @@ def _named_wrong(case: _Case) -> str:
     front = case.front
     if front is None:
         return "nobody was named"
-    named = ", ".join(map(str, front.blamed)) or front.failure or "nobody"
+    named = ", ".join(str(rank) for report in front.blamed[-1:] for rank in report) or front.failure or "nobody"
     return f"rank {case.rank} failed; named: {named}"
 
 

@@ -53,7 +53,7 @@ class FrontOutcome(msgspec.Struct, frozen=True, kw_only=True):
         requests: What came of the requests.
         failure: Why the engine is gone, in its own words; empty when it is not.
         failed_s: When that was known.
-        blamed: The ranks that the runtime's reports name as culprits, in order.
+        blamed: The ranks that each of the runtime's reports names as culprits.
         seen_s: When the runtime first saw each of their faults.
         answers_after: Whether a request after all others was answered.
         closed_in_s: How long the engine took to close.
@@ -63,7 +63,7 @@ class FrontOutcome(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[RequestEnd]
     failure: str
     failed_s: float | None
-    blamed: list[int]
+    blamed: list[list[int]]
     seen_s: list[float]
     answers_after: bool
     closed_in_s: float

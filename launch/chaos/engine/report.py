@@ -47,7 +47,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         bounds: Seconds that are allowed, before they are stretched by each cell's load factor.
         cells: The cells, judged.
         promises: For each promise, in how many of the cells that promise it it was kept.
-        named: For each row, in how many cells the rank that was named was the victim.
+        named: For each row, in how many cells the victim was named as promised.
+        named_exactly: For each row, in how many it was named alone.
         noticed: Seconds until faults were noticed.
         recovered: Seconds until tokens flowed again.
         load: Load factors around the cells.
@@ -63,6 +64,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[CellReport]
     promises: dict[str, Score]
     named: dict[str, Score]
+    named_exactly: dict[str, Score]
     noticed: Percentiles | None
     recovered: Percentiles | None
     load: Percentiles | None
@@ -93,7 +95,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         for promise, score in self.promises.items():
             console.print(f"  {promise}: {score.sentence()}")
         for row, score in self.named.items():
-            console.print(f"the rank that was named is the victim, {row}: {score.sentence()}")
+            console.print(f"the victim was named, {row}: {score.sentence()}, alone in {self.named_exactly[row].right}")
         for word, figures in (("noticed", self.noticed), ("tokens again", self.recovered)):
             if figures is not None:
                 console.print(f"{word} after: {figures.sentence()}")
@@ -114,6 +116,7 @@ def engine_report(cells: list[CellReport], **facts: Any) -> EngineReport:
     judged = [cell.judgement for cell in cells]
     rows = sorted({cell.row for cell in cells}, key=lambda row: int(row[1:]))
     named = {row: Score.count([cell.judgement.named_right for cell in cells if cell.row == row]) for row in rows}
+    alone = {row: Score.count([cell.judgement.named_exactly for cell in cells if cell.row == row]) for row in rows}
     return EngineReport(
         cells=cells,
         promises={
@@ -121,6 +124,7 @@ def engine_report(cells: list[CellReport], **facts: Any) -> EngineReport:
             for promise in PROMISES
         },
         named={row: score for row, score in named.items() if score.of},
+        named_exactly={row: score for row, score in alone.items() if score.of},
         noticed=Percentiles.of([it.noticed_s for it in judged if it.noticed_s is not None]),
         recovered=Percentiles.of([it.recovered_s for it in judged if it.recovered_s is not None]),
         load=Percentiles.of([cell.outcome.load for cell in cells]),

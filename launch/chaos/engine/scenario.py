@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from launch.chaos.engine.axes import AXES, NO_OPERATION, OPERATIONS, RANK_ROLES, RULES, engine_axes
+from launch.chaos.engine.axes import AXES, MODES, NO_OPERATION, OPERATIONS, RANK_ROLES, RULES, engine_axes
 from launch.chaos.faults import BY_ACTION, FAULTS, Action, Injection, Place
 from launch.chaos.matrix import Matrix, is_named
 from launch.chaos.pairwise import Combination, allowed_combinations, pairwise
@@ -138,11 +138,11 @@ def engine_scenarios(
 
 
 def _quick(combinations: Sequence[Combination]) -> list[Combination]:
-    """Returns one combination for each kind of fault, and each victim that is no rank."""
+    """Returns one combination for each kind of fault, in a run that is to go on where there is one."""
     chosen: list[Combination] = []
     for fault in FAULTS:
         own = [combination for combination in combinations if combination[0] == fault.action]
-        chosen += sorted(own, key=lambda it: (it[2] not in RANK_ROLES, it[4] != "decode"))[:1]
+        chosen += sorted(own, key=lambda it: (it[2] not in RANK_ROLES, it[5] != MODES[0], it[4] != "decode"))[:1]
     return chosen
 
 
