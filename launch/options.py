@@ -90,7 +90,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     logit_processors: tuple[str, ...] = ()
     audit: bool = False
     trace: Path | None = None
-    max_recoveries: int = 0
+    max_recoveries: int = 5
     recovery_window_s: float = 300.0
     stall_timeout_s: float = 3.0
 

@@ -39,7 +39,7 @@ class GeneratingGroup:
 
     group_timeout: types.GroupTimeout = 30.0
     start_timeout: types.StartTimeout = 120.0
-    max_recoveries: types.MaxRecoveries = 0
+    max_recoveries: types.MaxRecoveries = 5
     recovery_window: types.RecoveryWindow = 300.0
     stall_timeout: types.StallTimeout = 3.0
     grammar_timeout: types.GrammarTimeout = 10.0

@@ -26,7 +26,7 @@ GRAMMAR = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"ty
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = write_chat_model(tmp_path_factory.mktemp("chat-model"))
     options = ("--model", str(model), "--tp", "2", "--pp", "2", "--served-model-name", "tiny")
-    with serving(*options, "--max-requests", "20") as started:
+    with serving(*options, "--max-requests", "20", "--stall-timeout", "60") as started:
         yield started
 
 

@@ -212,7 +212,7 @@ def test_a_killed_rank_leaves_what_it_did(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     options = ("--model", tiny, "--tp", "2", "--input", str(tmp_path / "in.jsonl"), "--max-num-seqs", "2")
     trace = tmp_path / "trace.json"
-    with running(*LOCKSTEP, "generate", *options, "--trace", str(trace)) as started:
+    with running(*LOCKSTEP, "generate", *options, "--trace", str(trace), "--max-recoveries", "0") as started:
         started.wait_for_output('"line-1"', START_S)
         started.ranks()[1].send_signal(signal.SIGKILL)
         outcome = started.wait(60)

@@ -88,7 +88,8 @@ def test_front_side_killed(tiny: str, endless: str) -> None:
 
 @pytest.mark.parametrize("victim", [0, 3])
 def test_rank_killed(tiny: str, endless: str, victim: int) -> None:
-    with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--pp", "2", "--input", endless) as started:
+    options = ("--tp", "2", "--pp", "2", "--input", endless, "--max-recoveries", "0")
+    with running(*LOCKSTEP, "generate", "--model", tiny, *options) as started:
         started.wait_for_output('"line-1"', START_S)
         started.ranks()[victim].send_signal(signal.SIGKILL)
         outcome = started.wait(RAISE_S)

@@ -28,7 +28,8 @@ ENDLESS: dict[str, Any] = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", max_position_embeddings=4096)
     options = ("--model", str(model), "--tp", "2", "--pp", "2", "--stream-buffer", "64", "--health-timeout", "4")
-    with serving(*options, environ={API_KEY: "secret"}, key="secret") as started:
+    faults = ("--max-recoveries", "0", "--stall-timeout", "60")
+    with serving(*options, *faults, environ={API_KEY: "secret"}, key="secret") as started:
         yield started
 
 
