@@ -94,7 +94,8 @@ class Streams:
 
     def _read(self, body: dict[str, Any]) -> Read:
         read, is_first = Read(), True
-        body = body | {"model": self._server.model, "stream": True, "stream_options": {"include_usage": True}}
+        body = body | {"model": self._server.model, "stream": True, "return_token_ids": True}
+        body |= {"stream_options": {"include_usage": True}}
         with self._server.http() as http, http.stream("POST", "/v1/completions", json=body) as reply:
             assert reply.status_code == 200, reply.read()
             for line in reply.iter_lines():

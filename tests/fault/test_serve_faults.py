@@ -66,7 +66,7 @@ def test_a_reader_that_does_not_read(server: Server) -> None:
     alone = client.completions.create(**fields).choices[0].text
     # Supports of 320 ids make events of several kB.
     connection = stalled_stream(server, n=16, return_support=True, logprobs=20)
-    wait_until(lambda: health(server).json()["open_requests"] == 1, 10, "the stream to begin")
+    wait_until(lambda: health(server).json()["open_requests"] == 1, 60, "the stream to begin")
     assert client.completions.create(**fields).choices[0].text == alone
     wait_until(lambda: health(server).json()["open_requests"] == 0, 60, "the stream to be cut")
     connection.settimeout(10)
