@@ -64,7 +64,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "score of one": {"prompt_token_ids": [41]},
 }
 SCORES = frozenset(index for index, name in enumerate(BODIES) if name.startswith("score"))
-HEARD = (1, 2, 5, 17, 40)
+SUITE = ((1, 1, (5, 40)), (2, 2, (11,)))
+WIDE = ((1, 1, (1, 2, 3, 17)), (2, 1, (2, 7)), (1, 3, (4, 19)), (2, 2, (1, 3, 40)))
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +128,8 @@ def test_what_is_cut_covers_every_kind_of_end(undisturbed: tuple[EpochCase, Epoc
     assert "\ufffd" in "".join(outputs["characters"].choices[0].text)
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2)])
-def test_requests_go_on_to_the_byte(undisturbed: tuple[EpochCase, EpochRun], tp: int, pp: int) -> None:
-    """Scenario: ranks die at any moment → every request goes on where it was; no byte of its output differs."""
+def check_cuts(undisturbed: tuple[EpochCase, EpochRun], tp: int, pp: int, heard: tuple[int, ...]) -> None:
     case, expected = undisturbed
-    heard = HEARD if (tp, pp) == (1, 1) else HEARD[1::2]
     runs = run_ranks(run_epochs, tp * pp, replace(case, heard=heard, tp=tp, pp=pp), timeout_s=280)[0]
     for count, run in zip(heard, runs, strict=True):
         assert run.epochs > 100 / count, "not cut often enough"
@@ -139,9 +137,25 @@ def test_requests_go_on_to_the_byte(undisturbed: tuple[EpochCase, EpochRun], tp:
             assert shown(output) == shown(wanted), f"{name}, cut after every {count} messages"
 
 
+@pytest.mark.parametrize(("tp", "pp", "heard"), SUITE)
+def test_requests_go_on_to_the_byte(
+    undisturbed: tuple[EpochCase, EpochRun], tp: int, pp: int, heard: tuple[int, ...]
+) -> None:
+    """Scenario: ranks die at any moment → every request goes on where it was; no byte of its output differs."""
+    check_cuts(undisturbed, tp, pp, heard)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("tp", "pp", "heard"), WIDE)
+def test_requests_go_on_to_the_byte_at_every_cut(
+    undisturbed: tuple[EpochCase, EpochRun], tp: int, pp: int, heard: tuple[int, ...]
+) -> None:
+    check_cuts(undisturbed, tp, pp, heard)
+
+
 def test_a_prompt_told_in_parts_goes_on_in_parts(undisturbed: tuple[EpochCase, EpochRun]) -> None:
     case, expected = undisturbed
-    pieces = replace(case, heard=(3,), max_batch_tokens=5)
+    pieces = replace(case, heard=(9,), max_batch_tokens=5)
     (run,) = run_ranks(run_epochs, 1, pieces, timeout_s=280)[0]
     for name, output, wanted in zip(BODIES, run.outputs, expected.outputs, strict=True):
         assert shown(output) == shown(wanted), name

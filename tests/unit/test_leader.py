@@ -862,9 +862,9 @@ def test_choices_whose_end_is_known_are_left_out_and_the_others_share_a_prefill(
     resumed(bench, 0, None, "", "xy", n=3, max_tokens=4)
     bench.scripts = {0: script_of("abc"), 1: script_of("xyz")}
     bench.run()
-    assert [(one.choice, one.prefill_of, one.output_token_ids) for one in bench.added] == [
-        (1, None, []),
-        (2, 0, [*b"xy"]),
+    assert [(one.choice, one.prefill_of, one.output_token_ids, one.num_scored) for one in bench.added] == [
+        (1, None, [], 0),
+        (2, 0, [*b"xy"], 1),
     ]
     assert [bench.text(0, index) for index in range(3)] == ["", "abc", "z"]
     assert sorted(one.index for one in bench.socket.sent if isinstance(one, Finished)) == [1, 2]
