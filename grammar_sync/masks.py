@@ -7,9 +7,12 @@ wrong on the rank that filled it: that may be this rank's alone, so the last sta
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
+from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
@@ -21,7 +24,8 @@ from pp.link import StageLink, Tag
 
 _UNCONSTRAINED = -1
 _WORD_BITS = 32
-_HEAD = 2
+_HEAD = 4
+"""Words before a row: its number, its fault, the checksums of the whole row and of the slice that follows."""
 
 
 class MaskError(RuntimeError):
@@ -128,10 +132,12 @@ class ReceivedMasks(NamedTuple):
     Attributes:
         words: int32 [R, words] on the CPU.
         faults: int32 [R], the ``RowFault`` of each row on the rank that filled it.
+        checksums: Of each whole row, as the rank that filled it had it.
     """
 
     words: torch.Tensor
     faults: torch.Tensor
+    checksums: tuple[int, ...]
 
 
 class MaskExchange:
@@ -149,8 +155,10 @@ class MaskExchange:
         self._words = words
         self._kept: tuple[int, torch.Tensor] | None = None
 
-    def send(self, rows: Sequence[int], masks: torch.Tensor, faults: Sequence[RowFault]) -> None:
+    def send(self, rows: Sequence[int], masks: torch.Tensor, faults: Sequence[RowFault]) -> tuple[int, ...]:
         """Sends this rank's slice of the masks without waiting; called on first-stage ranks, once a step.
+
+        Returns the checksum of each whole row: equal on all ranks of the stage where they have the same mask.
 
         Nothing is sent when no row is constrained: the last stage knows that from its own plan.
 
@@ -166,13 +174,16 @@ class MaskExchange:
         if not len(rows) == len(masks) == len(faults):
             raise self._error(f"{len(masks)} masks and {len(faults)} faults for {len(rows)} rows")
         if not rows:
-            return
-        heads = torch.tensor([rows, [int(fault) for fault in faults]], dtype=torch.int32)
-        framed = torch.cat((heads.T, masks[:, self._words]), dim=1)
+            return ()
+        own = masks[:, self._words].contiguous()
+        checksums = _checksums(masks)
+        heads = torch.tensor([rows, [int(fault) for fault in faults], checksums, _checksums(own)], dtype=torch.int32)
+        framed = torch.cat((heads.T, own), dim=1)
         if self._link.is_last:
             self._kept = (self._link.step, framed)
         else:
             self._link.send_tensor(framed, self._link.size - 1, Tag.MASK)
+        return tuple(checksums)
 
     def receive(self, rows: Sequence[int]) -> ReceivedMasks:
         """Returns this rank's slice of the masks of ``rows``, in their order; waits for it.
@@ -183,12 +194,12 @@ class MaskExchange:
             rows: The plan rows that are constrained, R of them.
 
         Raises:
-            MaskError: A row has no mask, or the masks are for other rows or another step.
+            MaskError: A row has no mask, or the masks are for other rows or another step, or not as they were sent.
             LinkError: The message failed, or has another step, shape or dtype.
         """
         words = self._words.stop - self._words.start
         if not rows:
-            return ReceivedMasks(torch.empty((0, words), dtype=torch.int32), torch.empty(0, dtype=torch.int32))
+            return ReceivedMasks(torch.empty((0, words), dtype=torch.int32), torch.empty(0, dtype=torch.int32), ())
         if self._link.is_first:
             framed = self._take_kept(rows)
         else:
@@ -196,7 +207,11 @@ class MaskExchange:
         got_rows = framed[:, 0].tolist()
         if got_rows != list(rows):
             raise self._error(f"got masks for rows {got_rows}, expected rows {list(rows)}")
-        return ReceivedMasks(framed[:, _HEAD:].contiguous(), framed[:, 1].contiguous())
+        received = framed[:, _HEAD:].contiguous()
+        sent_checksums, checksums = framed[:, 3].tolist(), _checksums(received)
+        if checksums != sent_checksums:
+            raise self._error(f"the masks that came have checksums {checksums}, those sent {sent_checksums}")
+        return ReceivedMasks(received, framed[:, 1].contiguous(), tuple(framed[:, 2].tolist()))
 
     def _take_kept(self, rows: Sequence[int]) -> torch.Tensor:
         kept, self._kept = self._kept, None
@@ -207,3 +222,14 @@ class MaskExchange:
 
     def _error(self, problem: str) -> MaskError:
         return MaskError(f"masks on {self._link.name} at stage {self._link.stage}, step {self._link.step}: {problem}")
+
+
+def checksums_digest(checksums: Sequence[int]) -> int:
+    """Returns a signed 64-bit digest of the checksums of some masks."""
+    digest = blake2b(struct.pack(f"<{len(checksums)}q", *checksums), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _checksums(masks: torch.Tensor) -> list[int]:
+    """Returns a checksum of 31 bits for each row of int32 [R, words], contiguous."""
+    return [zlib.crc32(row) >> 1 for row in masks.numpy()]

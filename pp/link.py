@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,37 @@ _DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float32, torch.bfloat16,
 
 
 class LinkError(RuntimeError):
-    """A message between stages failed or was not the one expected: the rank cannot go on."""
+    """A message between stages failed or was not the one expected: the rank cannot go on.
+
+    Args:
+        message: One line that names operation, link, stages and step.
+        fault: Whose fault it is: ``call`` when this rank's own call was wrong and nothing was sent, ``payload`` when
+            what came was not what belongs here, ``backend`` when the operation failed, often since another rank did.
+        rank: This rank, counted over all stages.
+        group: The link's name.
+        operation: The operation's name.
+        step: The step of its message.
+        sequence: Which operation of the link it was, as this rank counts them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fault: Literal["call", "payload", "backend"] = "call",
+        rank: int = 0,
+        group: str = "",
+        operation: str = "",
+        step: int = 0,
+        sequence: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.rank = rank
+        self.group = group
+        self.operation = operation
+        self.step = step
+        self.sequence = sequence
 
 
 class LinkObserver(Protocol):
@@ -57,6 +87,7 @@ class Tag(IntEnum):
     TOKENS = 5
     WARM_UP = 6
     REPORT = 7
+    CONFIRM = 8
 
 
 class _PendingSend(NamedTuple):
@@ -179,15 +210,27 @@ class StageLink:
         step = self.step if step is None else step
         tensor = self._receive(stage, tag, step)
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            raise LinkError(
+            raise self._error(
                 f"{tag.name} on {self.name} from stage {stage}, step {step}: "
-                f"got {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}"
+                f"got {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} {shape}",
+                _operation("receive", tag, stage),
+                fault="payload",
+                step=step,
             )
         return tensor
 
     def _send(self, body: torch.Tensor, stage: int, tag: Tag) -> None:
         if body.dim() > _MAX_DIMENSIONS or body.dtype not in _DTYPES:
-            raise LinkError(f"{tag.name} on {self.name}, step {self.step}: cannot send {body.dtype} {body.shape}")
+            raise self._error(
+                f"{tag.name} on {self.name}, step {self.step}: cannot send {body.dtype} {tuple(body.shape)}",
+                _operation("send", tag, stage),
+            )
+        if not 0 <= stage < self.size or stage == self.stage:
+            raise self._error(
+                f"{tag.name} on {self.name}, step {self.step}: stage {self.stage} cannot send to stage {stage} of "
+                f"{self.size}",
+                _operation("send", tag, stage),
+            )
         shape = [*body.shape, *([0] * (_MAX_DIMENSIONS - body.dim()))]
         words = [_MAGIC, int(tag), self.step, _DTYPES.index(body.dtype), body.dim(), *shape]
         header = torch.zeros(8 * _HEADER_WORDS + _INLINE_BYTES, dtype=torch.uint8)
@@ -209,9 +252,12 @@ class StageLink:
             header[: 8 * _HEADER_WORDS].clone().view(torch.int64).tolist()
         )
         if (magic, got_tag, step) != (_MAGIC, int(tag), expected_step):
-            raise LinkError(
+            raise self._error(
                 f"{tag.name} on {self.name} from stage {stage}: got tag {got_tag} of step {step}, "
-                f"expected tag {int(tag)} of step {expected_step}"
+                f"expected tag {int(tag)} of step {expected_step}",
+                _operation("receive", tag, stage),
+                fault="payload",
+                step=expected_step,
             )
         dtype = _DTYPES[dtype_code]
         device = self._device if tag is Tag.HIDDEN else torch.device("cpu")
@@ -237,7 +283,10 @@ class StageLink:
         except RuntimeError as error:
             raise self._failure("send", tag, stage, error) from error
         if work is None:
-            raise LinkError(f"send of {tag.name} on {self.name}: this rank is not in the link's group")
+            raise self._error(
+                f"send of {tag.name} on {self.name}: this rank is not in the link's group",
+                _operation("send", tag, stage),
+            )
         self._leave()
         self._pending.append(_PendingSend(self.step, tag, stage, work, buffer))
 
@@ -258,7 +307,12 @@ class StageLink:
         try:
             pending.work.wait()
         except RuntimeError as error:
-            raise LinkError(f"send of step {pending.step} on {self.name} stage {self.stage}: {error}") from error
+            raise self._error(
+                f"send of step {pending.step} on {self.name} stage {self.stage}: {error}",
+                _operation("finish send", pending.tag, pending.stage),
+                fault="backend",
+                step=pending.step,
+            ) from error
         self.waited_ns += time.monotonic_ns() - began_ns
         self._leave()
 
@@ -269,9 +323,8 @@ class StageLink:
             return
         code = self._codes.get((operation, tag, stage))
         if code is None:
-            preposition = "from" if operation == "receive" else "to"
-            name = f"{operation} {tag.name.lower()} {preposition} stage {stage}"
-            code = self._codes[operation, tag, stage] = record.register(name, self.name)
+            code = record.register(_operation(operation, tag, stage), self.name)
+            self._codes[operation, tag, stage] = code
         record.enter(code, self.sequence)
 
     def _leave(self) -> None:
@@ -279,7 +332,31 @@ class StageLink:
             self._record.leave()
 
     def _failure(self, operation: str, tag: Tag, stage: int, error: RuntimeError) -> LinkError:
-        return LinkError(
+        return self._error(
             f"{operation} of {tag.name} on {self.name} between stages {self.stage} and {stage}, "
-            f"step {self.step}: {error}"
+            f"step {self.step}: {error}",
+            _operation(operation, tag, stage),
+            fault="backend",
         )
+
+    def _error(
+        self,
+        message: str,
+        operation: str,
+        *,
+        fault: Literal["call", "payload", "backend"] = "call",
+        step: int | None = None,
+    ) -> LinkError:
+        return LinkError(
+            message,
+            fault=fault,
+            rank=self._ranks[self.stage],
+            group=self.name,
+            operation=operation,
+            step=self.step if step is None else step,
+            sequence=self.sequence,
+        )
+
+
+def _operation(verb: str, tag: Tag, stage: int) -> str:
+    return f"{verb} {tag.name.lower()} {'from' if verb == 'receive' else 'to'} stage {stage}"

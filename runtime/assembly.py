@@ -13,6 +13,7 @@ from grammar_sync.reasoning import ReasoningVocabulary
 from grammar_sync.vocabulary import GrammarVocabulary
 from pp.link import StageLink
 from runtime.audit import Auditor
+from runtime.consensus import Consensus
 from runtime.engine import EngineParts, OutputSink, RankEngine, SilentSink
 from runtime.grammar_role import FirstStageGrammars, GrammarRole, LaterStageGrammars
 from runtime.intake import ActionSource, Intake
@@ -134,19 +135,21 @@ def build_engine(
             device=stage.device,
             auditor=None if audit_heads is None else Auditor(stage.config, audit_heads, group, processors),
         )
+    status = RankStatus(group, link, sampler, record)
     parts = EngineParts(
         group=group,
         link=link,
         intake=Intake(group, link, leader),
         scheduler=scheduler,
-        grammars=_grammar_role(first_stage, leader, masks, group, link),
+        grammars=_grammar_role(first_stage, leader, masks=masks, status=status),
         stage=stage,
         cache=stage.new_cache(scheduler.blocks.pool.num_blocks, scheduler.blocks.block_tokens),
         tokens=TokenShare(group, link),
         reports=ReportExchange(group, link),
         sampling=sampling,
         sink=SilentSink() if leader is None else leader,
-        status=RankStatus(group, link, sampler, record),
+        status=status,
+        consensus=Consensus(group, link),
     )
     if record is not None and first_stage is not None and first_stage.pool is not None:
         first_stage.pool.beat = record.beat
@@ -157,18 +160,14 @@ def build_engine(
 
 
 def _grammar_role(
-    first_stage: FirstStagePart | None,
-    leader: LeaderPart | None,
-    masks: MaskExchange,
-    group: TensorParallelGroup,
-    link: StageLink,
+    first_stage: FirstStagePart | None, leader: LeaderPart | None, *, masks: MaskExchange, status: RankStatus
 ) -> GrammarRole:
     if first_stage is None:
-        return LaterStageGrammars(link)
+        return LaterStageGrammars(status.link)
     manager = GrammarManager(first_stage.vocabulary, first_stage.compiler, first_stage.reasoning, first_stage.pool)
     if leader is not None:
         leader.watch_grammars(manager)
-    return FirstStageGrammars(manager, masks, group, link)
+    return FirstStageGrammars(manager, masks, status)
 
 
 def _sampler(stage: DecoderStage, group: TensorParallelGroup, processors: ProcessorRegistry | None) -> Sampler:

@@ -2,6 +2,8 @@
 
 intake → agree → schedule → masks → forward → sample → share ids → commit → settle → emit
 
+What is emitted leaves the leader one step later, when all ranks are known to have had the same: see ``release``.
+
 What differs between ranks is which objects they were given: the leader's intake has a source and its sink a client,
 the first stage's grammar role compiles, the last stage has a sampling part.
 """
@@ -16,16 +18,18 @@ import torch
 
 from pp.link import StageLink, Tag
 from runtime.batch import Chunk, ForwardBatch, pack
+from runtime.consensus import Consensus
 from runtime.grammar_role import GrammarRole
 from runtime.intake import Intake, Patience
 from runtime.kv_cache import PagedKVCache
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, StopRanks
 from runtime.model import DecoderStage
-from runtime.plan import StepPlan, logit_rows
+from runtime.plan import DesyncError, StepPlan, logit_rows
 from runtime.rank_status import RankStatus
+from runtime.release import ReleaseClock
 from runtime.reports import ReportExchange, StepReport, TokenReport
 from runtime.row_errors import WHY_NO_TOKEN
-from runtime.sampling import SamplingPart, row_status
+from runtime.sampling import SampledStep, SamplingPart, row_status
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
 from runtime.token_share import SharedTokens, TokenShare
@@ -42,7 +46,13 @@ _WHY_NO_MASK = {
 
 
 class OutputSink(Protocol):
-    """Who hears of tokens and ends; the leader's sink tells the client."""
+    """Who hears of tokens and ends; the leader's sink tells the client, once they are agreed."""
+
+    def begin_step(self, step: int) -> None:
+        """Takes the step that what it hears from now on belongs to."""
+
+    def agreed(self, before_step: int) -> None:
+        """Notes that all ranks had the same in all steps before ``before_step``: what it heard in them may be told."""
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         """Notes that grammars were agreed ready."""
@@ -65,6 +75,12 @@ class OutputSink(Protocol):
 
 class SilentSink:
     """The sink of every rank but the leader."""
+
+    def begin_step(self, step: int) -> None:
+        """Does nothing."""
+
+    def agreed(self, before_step: int) -> None:
+        """Does nothing."""
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         """Does nothing."""
@@ -102,6 +118,7 @@ class EngineParts:
         sampling: How the last stage samples; None on the others.
         sink: Who hears of tokens.
         status: What is noted of its steps.
+        consensus: How it compares itself with the others.
     """
 
     group: TensorParallelGroup
@@ -116,15 +133,20 @@ class EngineParts:
     sampling: SamplingPart | None
     sink: OutputSink
     status: RankStatus
+    consensus: Consensus
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A step whose tokens are not committed yet; ``shared`` and ``report`` are known on the last stage only."""
+    """A step whose tokens are not committed yet.
+
+    ``shared`` and ``report`` are known on the last stage only; ``masks`` has the checksums of its masks on the first.
+    """
 
     plan: StepPlan
     shared: SharedTokens | None
     report: StepReport | None
+    masks: tuple[int, ...] | None = None
 
 
 class RankEngine:
@@ -139,6 +161,7 @@ class RankEngine:
         self._parts = parts
         self._depth = in_flight_steps
         self._in_flight: deque[_Flight] = deque()
+        self._clock = ReleaseClock()
         self._step = 0
 
     @property
@@ -171,12 +194,16 @@ class RankEngine:
         self._release()
         self._agree()
         plan = parts.scheduler.plan(self._step)
+        if self._clock.needs_round(self._step, (plan, *(flight.plan for flight in self._in_flight))):
+            self._confirm()
         is_busy = bool(plan.rows or self._in_flight)
         if plan.rows:
             self._in_flight.append(self._launch(plan))
         while self._must_commit(plan, goes_on=goes_on):
             self._commit(self._in_flight.popleft())
         self._release()
+        if self._clock.is_pending and (parts.consensus.is_alone or not goes_on):
+            self._confirm()
         parts.sink.flush()
         parts.status.end_step(len(plan.rows), is_busy=is_busy)
         return goes_on
@@ -185,10 +212,11 @@ class RankEngine:
         self._step += 1
         self._parts.group.begin_step(self._step)
         self._parts.link.begin_step(self._step, self._depth)
+        self._parts.sink.begin_step(self._step)
 
     def _patience(self) -> Patience:
         scheduler = self._parts.scheduler
-        if self._in_flight or scheduler.has_work:
+        if self._in_flight or scheduler.has_work or self._clock.is_pending:
             return Patience.NONE
         return Patience.BRIEF if scheduler.waiting_for_grammar else Patience.LONG
 
@@ -202,10 +230,12 @@ class RankEngine:
                     scheduler.add(sequence)
                     grammars.add(sequence)
                     if sequence.finish_reason is not None:
+                        self._clock.tell(self._step)
                         sink.ended(sequence)
                 case EndSequence():
                     ended = scheduler.end(action.sequence_id, action.finish_reason, action.error)
                     if ended is not None:
+                        self._clock.tell(self._step)
                         sink.ended(ended)
                 case StopRanks():
                     return False
@@ -219,6 +249,7 @@ class RankEngine:
         with self._parts.status.agreeing():
             verdict = self._parts.grammars.agree(self._step, scheduler.waiting_for_grammar)
         for sequence in scheduler.apply(verdict):
+            self._clock.tell(self._step)
             self._parts.sink.ended(sequence)
         self._parts.sink.grammars_ready(verdict.ready)
 
@@ -226,19 +257,24 @@ class RankEngine:
         """Runs this rank's part of a plan, up to the sampled ids on the last stage."""
         parts, link = self._parts, self._parts.link
         parts.status.begin_batch(plan.num_tokens)
+        parts.status.note_plan(plan.step, plan.digest)
+        parts.consensus.check_plan(plan)
         parts.grammars.begin_masks(plan)
-        output = parts.stage.forward(self._forward_batch(plan), self._hidden(plan), parts.cache)
+        hidden = self._hidden(plan)
+        parts.group.begin_forward(plan.num_tokens)
+        output = parts.stage.forward(self._forward_batch(plan), hidden, parts.cache)
+        parts.group.end_forward()
         if parts.sampling is None:
             link.send_tensor(output, link.stage + 1, Tag.HIDDEN)
-            parts.grammars.send_masks(plan)
-            return _Flight(plan, None, None)
+            return _Flight(plan, None, None, parts.grammars.send_masks(plan))
         parts.grammars.send_masks(plan)
         sequences = [parts.scheduler[row.sequence_id] for row in plan.rows]
         sampled = parts.sampling.sample(plan, sequences, parts.stage.logits(output), output)
         parts.reports.send(sampled.report)
         if not plan.sampling_rows:
             return _Flight(plan, _NO_ROWS, sampled.report)
-        shared = parts.tokens.publish(plan, sampled.token_ids, sampled.statuses)
+        shared = parts.tokens.publish(plan, sampled.token_ids, sampled.statuses, sampled.masks)
+        self._check_draw(plan, sampled, shared)
         parts.sampling.audit(plan, sampled, shared.token_ids)
         return _Flight(plan, shared, sampled.report)
 
@@ -250,8 +286,12 @@ class RankEngine:
         parts, plan = self._parts, flight.plan
         shared, report = flight.shared, flight.report
         if shared is None:
-            shared = parts.tokens.receive(plan) if plan.sampling_rows else _NO_ROWS
+            shared = parts.tokens.receive(plan, flight.masks) if plan.sampling_rows else _NO_ROWS
             report = parts.reports.receive(plan, has_failures=any(map(_is_processor_failure, shared.statuses)))
+        if plan.is_answered:
+            self._agreed(plan.step)
+        if plan.sampling_rows or plan.has_reports:
+            self._clock.tell(self._step)
         for index, tokens in report.prompts.items() if report is not None else ():
             parts.sink.prompt(parts.scheduler[plan.rows[index].sequence_id], tokens)
         token_ids, statuses = shared
@@ -268,7 +308,33 @@ class RankEngine:
             else:
                 parts.sink.refused(sequence, refusal)
         for sequence in parts.scheduler.finish_scored(plan):
+            self._clock.tell(self._step)
             parts.sink.ended(sequence)
+
+    def _agreed(self, before_step: int) -> None:
+        self._clock.agree(before_step)
+        self._parts.sink.agreed(before_step)
+
+    def _confirm(self) -> None:
+        """Has all ranks confirm that they had the same so far; what the sink heard until now may be told."""
+        self._parts.consensus.confirm(self._parts.scheduler.digest)
+        self._agreed(self._step + 1)
+
+    def _check_draw(self, plan: StepPlan, sampled: SampledStep, shared: SharedTokens) -> None:
+        """Returns if this rank of the last stage drew what its rank 0 did: all of them draw from the same numbers.
+
+        Raises:
+            DesyncError: It did not.
+        """
+        group = self._parts.group
+        own, statuses = sampled.token_ids.tolist(), sampled.statuses.tolist()
+        if group.size > 1 and (own, statuses) != (shared.token_ids, shared.statuses):
+            raise DesyncError(
+                f"draw at stage {self._parts.link.stage} rank {group.rank} of {group.name}, step {plan.step}: rank 0 "
+                f"has (ids, statuses) {(shared.token_ids, shared.statuses)}, this rank {(own, statuses)}",
+                rank=group.global_rank,
+                step=plan.step,
+            )
 
     def _error(self, step: int, sequence: Sequence, status: int, failure: str | None) -> ErrorInfo | None:
         """Returns what a row's status means; why a processor failed only the leader and the last stage can tell."""

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from grammar_sync.agreement import Verdict, agree
 from grammar_sync.manager import GrammarManager, GrammarRefusal, MasksUnderWay
-from grammar_sync.masks import MaskExchange, RowFault
+from grammar_sync.masks import MaskExchange, RowFault, checksums_digest
 from grammar_sync.relay import relay_verdict
 from pp.link import StageLink
 from runtime.plan import DesyncError, StepPlan
+from runtime.rank_status import RankStatus
 from runtime.sequence import Sequence
-from tp.group import TensorParallelGroup
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ class GrammarRole(Protocol):
     def begin_masks(self, plan: StepPlan) -> None:
         """Begins to fill the masks of a plan's constrained rows, beside the forward pass."""
 
-    def send_masks(self, plan: StepPlan) -> None:
-        """Sends the masks that were begun to the last stage."""
+    def send_masks(self, plan: StepPlan) -> tuple[int, ...] | None:
+        """Sends the masks that were begun to the last stage; returns each row's checksum, None on later stages."""
 
     def accept(self, sequence: Sequence) -> str | None:
         """Advances a sequence's grammar by its newest token; returns why it refused, or None."""
@@ -45,13 +45,12 @@ class GrammarRole(Protocol):
 class FirstStageGrammars:
     """A first-stage rank's part: it compiles by itself and agrees with its stage before anything is scheduled."""
 
-    def __init__(
-        self, manager: GrammarManager, masks: MaskExchange, group: TensorParallelGroup, link: StageLink
-    ) -> None:
+    def __init__(self, manager: GrammarManager, masks: MaskExchange, status: RankStatus) -> None:
         self._manager = manager
         self._masks = masks
-        self._group = group
-        self._link = link
+        self._status = status
+        self._group = status.group
+        self._link = status.link
         self._outputs: dict[int, list[int]] = {}
         self._under_way: MasksUnderWay | None = None
 
@@ -80,22 +79,31 @@ class FirstStageGrammars:
             rows = plan.sampling_rows
             self._under_way = self._manager.begin_masks([rows[row].sequence_id for row in plan.constrained_rows])
 
-    def send_masks(self, plan: StepPlan) -> None:
+    def send_masks(self, plan: StepPlan) -> tuple[int, ...] | None:
         """Sends this rank's vocabulary slice of the masks that were begun; waits for those that are not filled yet.
+
+        Returns the checksum of each whole row.
 
         Raises:
             DesyncError: No masks were begun for this plan.
         """
         if not plan.constrained_rows:
-            return
+            return ()
         if self._under_way is None:
-            raise DesyncError(f"{self._group.name} rank {self._group.rank}, step {plan.step}: no masks were begun")
+            raise DesyncError(
+                f"{self._group.name} rank {self._group.rank}, step {plan.step}: no masks were begun",
+                rank=self._group.global_rank,
+                step=plan.step,
+            )
         under_way, self._under_way = self._under_way, None
         filled = self._manager.finish_masks(under_way)
         for sequence_id, fault, message in zip(under_way.sequence_ids, filled.faults, filled.messages, strict=True):
             if fault is not RowFault.NONE:
                 _LOG.error("step %d: no mask for sequence %d (%s): %s", plan.step, sequence_id, fault.name, message)
-        self._masks.send(plan.constrained_rows, filled.words, filled.faults)
+        checksums = self._masks.send(plan.constrained_rows, filled.words, filled.faults)
+        if not any(filled.faults):
+            self._status.note_masks(plan.step, checksums_digest(checksums))
+        return checksums
 
     def accept(self, sequence: Sequence) -> str | None:
         """Advances a sequence's grammar by its newest token; returns why it refused, or None.
@@ -141,8 +149,9 @@ class LaterStageGrammars:
     def begin_masks(self, plan: StepPlan) -> None:
         """Does nothing: the first stage fills masks."""
 
-    def send_masks(self, plan: StepPlan) -> None:
-        """Does nothing: the first stage sends masks."""
+    def send_masks(self, plan: StepPlan) -> tuple[int, ...] | None:  # noqa: ARG002
+        """Returns None: the first stage sends masks."""
+        return None
 
     def accept(self, sequence: Sequence) -> str | None:  # noqa: ARG002
         """Returns None: the first stage accepts."""

@@ -83,7 +83,11 @@ class Intake:
         if received.digest != digest:
             raise DesyncError(
                 f"intake at stage {link.stage} rank {self._group.rank}, step {link.step}: the leader's digest of all "
-                f"before this step is {received.digest}, this rank's is {digest}"
+                f"before this step is {received.digest}, this rank's is {digest}",
+                rank=self._group.global_rank,
+                step=link.step,
+                own=digest,
+                other=received.digest,
             )
         return received.actions
 

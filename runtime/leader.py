@@ -45,6 +45,7 @@ from runtime.messages import (
 from runtime.output_check import CheckJob
 from runtime.output_stream import OutputStream
 from runtime.output_text import OutputText
+from runtime.release import LateMessages
 from runtime.reports import TokenReport
 from runtime.request_builder import Request, RequestBuilder
 from runtime.request_error import RequestError, parse_object
@@ -136,6 +137,7 @@ class Leader:
         self._sequences_of: dict[int, list[int]] = {}
         self._actions: list[Action] = []
         self._outbox: list[EngineMessage] = []
+        self._late = LateMessages(held)
         self._next_sequence_id = 0
 
     def collect(self, patience: Patience) -> list[Action]:
@@ -154,6 +156,14 @@ class Leader:
         self.flush()
         actions, self._actions = self._actions, []
         return actions
+
+    def begin_step(self, step: int) -> None:
+        """Takes the step that what it hears from now on belongs to."""
+        self._late.begin_step(step)
+
+    def agreed(self, before_step: int) -> None:
+        """Tells the client what was heard in the steps before ``before_step``: all ranks had the same in them."""
+        self._outbox += self._late.agreed(before_step)
 
     def watch_grammars(self, grammars: GrammarWatch) -> None:
         """Takes what tells of the sequences' grammars."""
@@ -174,7 +184,7 @@ class Leader:
         params, is_score = sequence.params, sequence.max_tokens == 0
         has_top, has_named = bool(params.prompt_logprobs), is_score and bool(params.logprob_token_ids)
         infos = [token_info(report, self._text, has_top=has_top, has_named=has_named) for report in reports]
-        self._outbox.append(PromptInfo(stream.request_id, infos, stream.prompt_tokens))
+        self._late.add(PromptInfo(stream.request_id, infos, stream.prompt_tokens))
         stream.prompt_tokens += len(infos)
 
     def token(self, sequence: Sequence, report: TokenReport | None) -> None:
@@ -199,7 +209,7 @@ class Leader:
         elif sequence.finish_reason is not None:
             self._finish(stream, sequence, sequence.finish_reason, None)
         else:
-            self._outbox.append(stream.taken())
+            self._late.add(stream.taken())
 
     def refused(self, sequence: Sequence, message: str) -> None:
         """Ends a sequence whose grammar refused the token that its own mask allowed."""
@@ -337,7 +347,7 @@ class Leader:
         if stream.output.stopped is not None and reason == "length":
             reason = "stop"
         if stream.has_news:
-            self._outbox.append(stream.taken())
+            self._late.add(stream.taken())
         prompt, output, thought = (
             len(sequence.prompt_token_ids),
             stream.completion_tokens,
@@ -350,11 +360,10 @@ class Leader:
             statistics = self._grammars.statistics(sequence.sequence_id)
         finished = Finished(stream.request_id, stream.index, reason, usage, error, statistics)
         is_promised = statistics is None or not statistics.not_enforced
-        whole = is_promised and _is_whole(stream, sequence, reason)
-        if self._held is not None and stream.schema is not None and whole:
-            self._held.hold(sequence.sequence_id, finished, CheckJob(stream.schema, "".join(stream.answer)))
-        else:
-            self._outbox.append(finished)
+        job = None
+        if self._held is not None and stream.schema is not None and is_promised and _is_whole(stream, sequence, reason):
+            job = CheckJob(stream.schema, "".join(stream.answer))
+        self._late.finish(sequence.sequence_id, finished, job)
         del self._streams[sequence.sequence_id]
         siblings = self._sequences_of[stream.request_id]
         siblings.remove(sequence.sequence_id)

@@ -9,7 +9,22 @@ from hashlib import blake2b
 
 
 class DesyncError(RuntimeError):
-    """This rank is not in step with another: it must not go on."""
+    """This rank is not in step with another: it must not go on.
+
+    Args:
+        message: One line that names rank, step and both sides.
+        rank: This rank, counted over all stages.
+        step: The step in which it shows.
+        own: This rank's digest.
+        other: The other rank's.
+    """
+
+    def __init__(self, message: str, *, rank: int, step: int, own: int | None = None, other: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.step = step
+        self.own = own
+        self.other = other
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,11 @@ class StepPlan:
     def has_reports(self) -> bool:
         """Whether the leader is told more than token ids."""
         return any(row.scores or row.reports for row in self.rows)
+
+    @cached_property
+    def is_answered(self) -> bool:
+        """Whether the last stage must say something of the step that it can only know when all ranks ran it."""
+        return any(row.samples or (row.scores and row.length > 1) for row in self.rows)
 
     @property
     def num_tokens(self) -> int:

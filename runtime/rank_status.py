@@ -41,6 +41,12 @@ class StepRecord(Protocol):
     def begin_batch(self, tokens: int) -> None:
         """Notes how many tokens the step's batch has."""
 
+    def note_plan(self, step: int, digest: int) -> None:
+        """Keeps a digest of the plan of a step and of all before it."""
+
+    def note_masks(self, step: int, digest: int) -> None:
+        """Keeps a digest of the grammar masks of a step."""
+
     def beat(self) -> None:
         """Notes that this rank gets on."""
 
@@ -67,8 +73,8 @@ class RankStatus:
         self.batch_rows = Histogram.of(BATCH_ROWS)
         self.step_s = Histogram.of(STEP_SECONDS)
         self.agreement_s = Histogram.of(AGREEMENT_SECONDS)
-        self._group = group
-        self._link = link
+        self.group = group
+        self.link = link
         self._sampler = sampler
         self._record = record
         self._clock = clock
@@ -101,7 +107,17 @@ class RankStatus:
         self._work_began_ns = self._clock()
         if self._record is not None:
             self._record.begin_work()
-        self._waited_before_ns = self._group.waited_ns + self._link.waited_ns
+        self._waited_before_ns = self.group.waited_ns + self.link.waited_ns
+
+    def note_plan(self, step: int, digest: int) -> None:
+        """Notes a digest of a step's plan and of all before it."""
+        if self._record is not None:
+            self._record.note_plan(step, digest)
+
+    def note_masks(self, step: int, digest: int) -> None:
+        """Notes a digest of the masks that this rank filled for a step; of a step with a fault there is none."""
+        if self._record is not None:
+            self._record.note_masks(step, digest)
 
     def begin_batch(self, tokens: int) -> None:
         """Notes how many tokens the step's batch has."""
@@ -131,7 +147,7 @@ class RankStatus:
         self.step_s.add(took_ns / _NS)
         self._busy_steps += 1
         self._busy_ns += took_ns
-        self._wait_ns += self._group.waited_ns + self._link.waited_ns - self._waited_before_ns
+        self._wait_ns += self.group.waited_ns + self.link.waited_ns - self._waited_before_ns
 
     def state(self) -> RankState:
         """Returns where this rank is now; any thread may call it, but not two."""
@@ -139,9 +155,9 @@ class RankStatus:
         pages = int(_STATM.read_text(encoding="ascii").split()[1])
         sampler = self._sampler
         return RankState(
-            rank=self._link.stage * self._group.size + self._group.rank,
-            stage=self._link.stage,
-            tp_rank=self._group.rank,
+            rank=self.link.stage * self.group.size + self.group.rank,
+            stage=self.link.stage,
+            tp_rank=self.group.rank,
             beat=self._beat,
             step=self._step,
             digest=f"{self._digest & _DIGEST_MASK:016x}",

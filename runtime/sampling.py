@@ -39,17 +39,24 @@ class SampledStep(NamedTuple):
         statuses: [B] int64, of each sampling row; see ``row_status``.
         report: What rows asked to know; None when none did.
         audited: [B] int64, what this rank draws by itself; None without an audit.
+        masks: The checksum of each constrained row's mask.
     """
 
     token_ids: torch.Tensor
     statuses: torch.Tensor
     report: StepReport | None
     audited: torch.Tensor | None
+    masks: tuple[int, ...] = ()
 
 
 def row_status(status: int) -> tuple[RowReason, int]:
     """Returns why a row has no token, and the last stage's tensor-parallel rank that saw it (−1 = no single one)."""
     return RowReason(status & _REASON_MASK), (status >> _REASON_BITS) - 1
+
+
+def has_no_mask(status: int) -> bool:
+    """Returns whether a row has no token because a rank had no mask for it."""
+    return status & _REASON_MASK >= RowReason.MASK_EMPTY
 
 
 @dataclass(slots=True)
@@ -123,7 +130,7 @@ class SamplingPart:
         drawn_rows = torch.tensor(sampling_at, device=logits.device)
         if len(sampling_at) < at:
             logits = logits[drawn_rows]
-        mask_words, mask_faults = self._received_masks(plan)
+        mask_words, mask_faults, checksums = self._received_masks(plan)
         positions = [len(sequence.output_token_ids) for sequence in sampling]
         info = self._assembled(plan.step % len(self._slots), sampling)
         audited = None
@@ -136,7 +143,7 @@ class SamplingPart:
         statuses = output.reasons | (output.fault_ranks + 1) << _REASON_BITS
         tokens = token_reports(output, [sequence.params for sequence in sampling]) if plan.has_reports else {}
         report = StepReport(tokens, prompts, output.failures) if plan.has_reports or output.failures else None
-        return SampledStep(output.token_ids, statuses, report, audited)
+        return SampledStep(output.token_ids, statuses, report, audited, checksums)
 
     def audit(self, plan: StepPlan, sampled: SampledStep, agreed: list[int]) -> None:
         """Checks the ids that the stage agreed on against what this rank drew by itself, if there is an audit.
@@ -182,23 +189,23 @@ class SamplingPart:
             output_ids=token_ids[first:place],
         )
 
-    def _received_masks(self, plan: StepPlan) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _received_masks(self, plan: StepPlan) -> tuple[torch.Tensor | None, torch.Tensor | None, tuple[int, ...]]:
         """Returns every sampling row's mask, [B, Vs / 32] int32, and fault, [B] int32; None where there is none.
 
-        A fault is given as a ``RowReason``; it may be this rank's alone.
+        A fault is given as a ``RowReason``; it may be this rank's alone. At last come the masks' checksums.
         """
         if not plan.constrained_rows:
-            return None, None
+            return None, None, ()
         received = self._masks.receive(plan.constrained_rows)
         rows, constrained = len(plan.sampling_rows), list(plan.constrained_rows)
         words = torch.full((rows, received.words.shape[1]), _UNCONSTRAINED, dtype=torch.int32)
         words[constrained] = received.words
         if not received.faults.any():
-            return words.to(self._device), None
+            return words.to(self._device), None, received.checksums
         faults = torch.zeros(rows, dtype=torch.int32)
         reasons = [int(_REASON_OF[RowFault(fault)]) for fault in received.faults.tolist()]
         faults[constrained] = torch.tensor(reasons, dtype=torch.int32)
-        return words.to(self._device), faults.to(self._device)
+        return words.to(self._device), faults.to(self._device), received.checksums
 
     def _assembled(self, slot: int, sequences: Rows[Sequence]) -> SamplingBatchInfo:
         """Returns the parameters of ``sequences``, row for row, with their penalty state up to date."""

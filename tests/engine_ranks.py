@@ -20,6 +20,7 @@ from grammar_sync.engines.prepared import PreparedGrammar
 from grammar_sync.fill_pool import FillPool
 from grammar_sync.spec import GrammarSpec, parse_grammar
 from grammar_sync.thinking import ThinkingRules
+from launch.node.progress_record import ProgressRecord
 from launch.rank.groups import RankGroups, build_groups, warm_up
 from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
@@ -110,7 +111,8 @@ class RankRecord:
     """What one rank saw: its plans with rows, per round; the leader's outputs; what it built.
 
     ``preempted``: each preempted sequence with its output tokens by then; ``holders``: who held KV blocks after each
-    step's plan; ``statistics``: as the rounds ended.
+    step's plan; ``statistics``: as the rounds ended;
+    ``lags``: how many steps each token waited until the leader let it go.
     """
 
     plans: tuple[tuple[tuple[PlanRow, ...], ...], ...]
@@ -121,6 +123,15 @@ class RankRecord:
     preempted: tuple[tuple[tuple[int, int], ...], ...] = ()
     holders: tuple[tuple[frozenset[int], ...], ...] = ()
     statistics: tuple[SchedulerStatistics, ...] = ()
+    lags: tuple[int, ...] = ()
+
+
+@dataclass
+class Watched:
+    """What a test sees of a rank that may fail: its record, and its leaders, if it is the one that has any."""
+
+    record: ProgressRecord
+    leaders: list[ScriptedLeader] = field(default_factory=list)
 
 
 class ScriptedLeader:
@@ -136,9 +147,20 @@ class ScriptedLeader:
         self.prompts: dict[int, list[TokenReport]] = {}
         self.reports: dict[int, list[TokenReport]] = {}
         self.errors: dict[int, str] = {}
+        self.unagreed: list[tuple[int, int, int]] = []
+        self.emitted: dict[int, list[int]] = {}
+        self.lags: list[int] = []
+
+    def begin_step(self, step: int) -> None:
+        self._step = step
+
+    def agreed(self, before_step: int) -> None:
+        for _, sequence_id, token_id in (late for late in self.unagreed if late[0] < before_step):
+            self.emitted.setdefault(sequence_id, []).append(token_id)
+        self.lags += [self._step - late[0] for late in self.unagreed if late[0] < before_step]
+        self.unagreed = [late for late in self.unagreed if late[0] >= before_step]
 
     def collect(self, patience: Patience) -> list[Action]:
-        self._step += 1
         if self._step == 1:
             return [self._add(index, job) for index, job in enumerate(self._jobs)]
         if not self._open:
@@ -178,6 +200,8 @@ class ScriptedLeader:
         self.prompts.setdefault(sequence.sequence_id, []).extend(reports)
 
     def token(self, sequence: Sequence, report: TokenReport | None) -> None:
+        if sequence.finish_reason != "error":
+            self.unagreed.append((self._step, sequence.sequence_id, sequence.output_token_ids[-1]))
         if report is not None:
             self.reports.setdefault(sequence.sequence_id, []).append(report)
         if sequence.finish_reason is not None:
@@ -260,11 +284,12 @@ def grammar(**fields: Any) -> GrammarSpec:
     return spec
 
 
-def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
+def run_engine(rank: int, world_size: int, case: Case, watched: Watched | None = None) -> RankRecord:
     """Runs ``case`` on this rank; for ``ranks.run_ranks``."""
     assert world_size == case.tp * case.pp
     device = torch.device("cpu") if case.device == "cpu" else torch.device(case.device, rank)
-    groups = build_groups(case.tp, case.pp, timeout_s=60, device=device)
+    record = None if watched is None else watched.record
+    groups = build_groups(case.tp, case.pp, timeout_s=60, device=device, record=record)
     warm_up(groups, device)
     checkpoint = open_checkpoint(case.model)
     config = checkpoint.config
@@ -285,6 +310,7 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
     groups.tensor_parallel.observer = lambda *record: observed.append(record)
     groups.link.observer = lambda *record: observed.append(record)
     plans, outputs, preempted, holders, statistics = [], [], [], [], []
+    lags: list[int] = []
     for number in range(case.rounds):
         draw = random.Random(f"{case.seed}/{number}/{rank}")
         stage.stall_once(draw, case.stall_s if groups.link.stage > 0 and draw.random() < 0.5 else 0.0)
@@ -302,13 +328,17 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
             )
         scheduler = RecordingScheduler(_limits(case), eos)
         leader = ScriptedLeader(case.jobs, case.more_ends) if rank == 0 else None
+        if watched is not None and leader is not None:
+            watched.leaders.append(leader)
         with faulty_managers([fault for fault in case.fill_faults if fault.rank == rank]):
-            _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp, audit_heads)
+            _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp, audit_heads, record)
         plans.append(tuple(scheduler.planned))
         preempted.append(tuple(scheduler.preempted))
         holders.append(tuple(scheduler.holders))
         statistics.append(scheduler.statistics)
         if leader is not None:
+            assert not leader.unagreed, "what is committed leaves in the end"
+            lags += leader.lags
             outputs.append(tuple(leader.outputs[index] for index in range(len(case.jobs))))
     for compiler_built in compilers:
         compiler_built.close()
@@ -321,6 +351,7 @@ def run_engine(rank: int, world_size: int, case: Case) -> RankRecord:
         tuple(preempted),
         tuple(holders),
         tuple(statistics),
+        tuple(lags),
     )
 
 
@@ -344,6 +375,7 @@ def _run_once(
     leader: ScriptedLeader | None,
     in_flight_steps: int,
     audit_heads: list[ParallelLMHead] | None,
+    record: ProgressRecord | None,
 ) -> None:
     engine = build_engine(
         group=groups.tensor_parallel,
@@ -355,5 +387,6 @@ def _run_once(
         first_stage=first_stage,
         leader=leader,
         audit_heads=audit_heads,
+        record=record,
     )
     engine.run()

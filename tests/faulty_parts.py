@@ -44,7 +44,11 @@ class FaultyStage(DecoderStage):
 
 @dataclass(frozen=True)
 class FillFault:
-    """What befalls a grammar's matchers on one rank after so many tokens: ``hang``, ``fail``, ``refuse``…"""
+    """What befalls a grammar's matchers on one rank after so many tokens.
+
+    ``hang``, ``fail``, ``overlap``, ``flip`` (a bit of the mask) as a mask is filled, ``refuse``, ``forget`` as a token
+    is accepted.
+    """
 
     source: str
     rank: int
@@ -64,6 +68,8 @@ class FaultyMatcher:
         self._accepted += 1
         if self._fault.what == "refuse" and self._accepted > self._fault.after:
             return False
+        if self._fault.what == "forget" and self._accepted == self._fault.after + 1:
+            return True
         return self._inner.accept(token_id)
 
     def fill(self, words: torch.Tensor) -> None:
@@ -74,6 +80,8 @@ class FaultyMatcher:
         if self._fault.what == "overlap" and not FaultyStage.began.wait(20):
             raise MatcherError("the forward pass did not begin before its masks were filled")
         self._inner.fill(words)
+        if self._fault.what == "flip" and self._accepted == self._fault.after:
+            words[3] ^= 1 << (self._fault.after % 31)
 
     def is_terminated(self) -> bool:
         return self._inner.is_terminated()

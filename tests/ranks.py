@@ -24,6 +24,14 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["rank_preload"])
 
 
+class LeaveAtOnceError(Exception):
+    """A rank has its result, and leaves without waiting for the others: they may wait for it in vain."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
 class RankFailure(AssertionError):
     """A rank raised, died or did not finish in time."""
 
@@ -96,6 +104,8 @@ def _rank_main(
     try:
         with _process_group(rank, world_size, store, timeout_s, backend):
             message = (True, function(rank, world_size, *args))
+    except LeaveAtOnceError as leave:
+        message = (True, leave.result)
     except BaseException:
         message = (False, traceback.format_exc())
     with contextlib.suppress(OSError):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
+
+from tp.schedule import ForwardSchedule
 
 _FIRST_FRAME_BYTES = 4096
 _HEADER_BYTES = 16
@@ -19,7 +21,37 @@ _OPERATIONS = ("all_reduce", "all_gather", "broadcast", "all_gather_object")
 
 
 class CollectiveError(RuntimeError):
-    """A collective failed, or a payload did not belong to this step: the rank cannot go on."""
+    """A collective failed, or a payload did not belong to this step: the rank cannot go on.
+
+    Args:
+        message: One line that names operation, group, rank and step.
+        fault: Whose fault it is: ``call`` when this rank's own call was wrong and nothing was sent, ``payload`` when
+            what came was not what belongs here, ``backend`` when the operation failed, often since another rank did.
+        rank: This rank, counted over all stages.
+        group: The group's name.
+        operation: The operation's name.
+        step: The step that it was in.
+        sequence: Which operation of the group it was, as this rank counts them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fault: Literal["call", "payload", "backend"] = "call",
+        rank: int = 0,
+        group: str = "",
+        operation: str = "",
+        step: int = 0,
+        sequence: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.rank = rank
+        self.group = group
+        self.operation = operation
+        self.step = step
+        self.sequence = sequence
 
 
 class CollectiveObserver(Protocol):
@@ -55,6 +87,7 @@ class TensorParallelGroup:
         root: The global rank of the group's rank 0.
         device_group: Process group for tensors; None when size is 1.
         control_group: CPU (gloo) process group for objects and frames; None when size is 1.
+        device: Where the tensors that are reduced and gathered live; the CPU when left out.
         observer: Told of every collective; None costs nothing.
         record: Told where this rank is; None costs nothing.
 
@@ -72,12 +105,14 @@ class TensorParallelGroup:
         root: int = 0,
         device_group: dist.ProcessGroup | None = None,
         control_group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
         observer: CollectiveObserver | None = None,
         record: OperationRecord | None = None,
     ) -> None:
         if size > 1 and (device_group is None or control_group is None):
             raise CollectiveError(f"group {name} of {size} ranks needs a device and a control process group")
         self.rank = rank
+        self.global_rank = root + rank
         self.size = size
         self.name = name
         self.step = 0
@@ -89,10 +124,26 @@ class TensorParallelGroup:
         self._root = root
         self._device_group = device_group
         self._control_group = control_group
+        self._device_type = "cpu" if device is None else device.type
+        self._schedule = ForwardSchedule()
 
     def begin_step(self, step: int) -> None:
         """Sets the step that frames carry and errors name."""
         self.step = step
+
+    def begin_forward(self, tokens: int) -> None:
+        """Notes that a forward pass over so many tokens begins: its operations are those of every other one."""
+        self._schedule.begin(tokens)
+
+    def end_forward(self) -> None:
+        """Notes that the forward pass is over.
+
+        Raises:
+            CollectiveError: It made fewer operations than the first one.
+        """
+        problem = self._schedule.end()
+        if problem is not None:
+            raise self._error(problem, "forward")
 
     def all_reduce_sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns ``tensor`` after summing it over the group in place."""
@@ -107,16 +158,26 @@ class TensorParallelGroup:
         if self.size == 1:
             self._pass()
             return tensor.unsqueeze(0)
-        self._observe("all_gather", tensor.numel() * tensor.element_size())
-        gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-        self._call(
-            "all_gather", dist.all_gather, list(gathered.unbind(0)), tensor.contiguous(), group=self._device_group
-        )
+        self._check("all_gather", tensor)
+        return self._gather(tensor.contiguous(), self._device_group)
+
+    def gather_numbers(self, values: list[int]) -> list[list[int]]:
+        """Returns the ranks' integers of 64 bits, as many from each, in rank order; they travel on the CPU."""
+        if self.size == 1:
+            return [values]
+        gathered: list[list[int]] = self._gather(torch.tensor(values, dtype=torch.int64), self._control_group).tolist()
         return gathered
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns ``tensor`` (on the CPU) overwritten with rank 0's values."""
+        """Returns ``tensor`` (on the CPU, contiguous) overwritten with rank 0's values.
+
+        Raises:
+            CollectiveError: The tensor is elsewhere or has holes, or the backend failed.
+        """
         if self.size > 1:
+            if tensor.device.type != "cpu" or not tensor.is_contiguous():
+                holes = "" if tensor.is_contiguous() else " with holes"
+                raise self._error(f"cannot broadcast a tensor on {tensor.device}{holes}", "broadcast")
             self._observe("broadcast", tensor.numel() * tensor.element_size())
             self._call("broadcast", dist.broadcast, tensor, src=self._root, group=self._control_group)
         return tensor
@@ -131,7 +192,7 @@ class TensorParallelGroup:
             CollectiveError: The frame belongs to another step, or the backend failed.
         """
         if self.rank == 0 and payload is None:
-            raise CollectiveError(f"broadcast_frame on {self.name} rank 0, step {self.step}: no payload")
+            raise self._error("no payload", "broadcast_frame")
         if self.size == 1:
             return payload or b""
         first = torch.zeros(_FIRST_FRAME_BYTES, dtype=torch.uint8)
@@ -145,9 +206,7 @@ class TensorParallelGroup:
         self.broadcast_(first)
         step, length = first[:_HEADER_BYTES].view(torch.int64).tolist()
         if step != self.step:
-            raise CollectiveError(
-                f"broadcast_frame on {self.name} rank {self.rank}: got step {step}, expected {self.step}"
-            )
+            raise self._error(f"got step {step}, expected {self.step}", "broadcast_frame", fault="payload")
         rest = torch.empty(max(length - inline_bytes, 0), dtype=torch.uint8)
         if rest.numel():
             if self.rank == 0:
@@ -171,9 +230,26 @@ class TensorParallelGroup:
         if self.size == 1:
             self._pass()
             return tensor
+        self._check("all_reduce", tensor)
         self._observe("all_reduce", tensor.numel() * tensor.element_size())
-        self._call("all_reduce", dist.all_reduce, tensor, op=operation, group=self._device_group)
-        return tensor
+        # What is reduced in place must be one piece: a tensor with holes is reduced as a copy.
+        whole = tensor.contiguous()
+        self._call("all_reduce", dist.all_reduce, whole, op=operation, group=self._device_group)
+        return tensor if whole is tensor else tensor.copy_(whole)
+
+    def _gather(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+        self._observe("all_gather", tensor.numel() * tensor.element_size())
+        gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        self._call("all_gather", dist.all_gather, list(gathered.unbind(0)), tensor, group=group)
+        return gathered
+
+    def _check(self, operation: str, tensor: torch.Tensor) -> None:
+        """Returns if a call can be right, as far as this rank can tell by itself; nothing was sent so far."""
+        if tensor.device.type != self._device_type:
+            raise self._error(f"got a tensor on {tensor.device}, not on {self._device_type}", operation)
+        problem = self._schedule.problem(operation, tensor)
+        if problem is not None:
+            raise self._error(problem, operation)
 
     def _pass(self) -> None:
         """Notes that this rank came to an operation that a group of one rank has no need of."""
@@ -189,7 +265,7 @@ class TensorParallelGroup:
         try:
             collective(*args, **kwargs)
         except RuntimeError as error:
-            raise self._failure(operation, error) from error
+            raise self._error(str(error), operation, fault="backend") from error
         self.waited_ns += time.monotonic_ns() - began_ns
         if self._record is not None:
             self._record.leave()
@@ -198,5 +274,19 @@ class TensorParallelGroup:
         if self.observer is not None:
             self.observer(operation, self.name, payload_bytes)
 
-    def _failure(self, operation: str, error: RuntimeError) -> CollectiveError:
-        return CollectiveError(f"{operation} on {self.name} rank {self.rank} of {self.size}, step {self.step}: {error}")
+    def _error(
+        self,
+        problem: str,
+        operation: str,
+        *,
+        fault: Literal["call", "payload", "backend"] = "call",
+    ) -> CollectiveError:
+        return CollectiveError(
+            f"{operation} on {self.name} rank {self.rank} of {self.size}, step {self.step}: {problem}",
+            fault=fault,
+            rank=self.global_rank,
+            group=self.name,
+            operation=operation,
+            step=self.step,
+            sequence=self.sequence,
+        )

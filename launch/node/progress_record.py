@@ -15,7 +15,7 @@ from enum import IntEnum
 _BYTES = 8192
 _VERSION, _EPOCH, _NAMES, _TOKENS = 0, 1, 2, 3
 _SLOTS = (8, 16)
-_RINGS = (32, 96)
+_RINGS = (32, 96, 160)
 _RING_ENTRIES = 32
 _NAME_BYTES = 48
 _NAMES_AT = 2048
@@ -51,10 +51,12 @@ _COMPUTE = Phase.COMPUTE << _PHASE_SHIFT
 class DigestKind(IntEnum):
     """What a digest is of."""
 
-    PLAN = 0
+    STATE = 0
     """All that was planned and committed before the step."""
-    MASKS = 1
-    """The grammar masks of the step; only ranks that fill or take masks have any."""
+    PLAN = 1
+    """That, and the plan of the step."""
+    MASKS = 2
+    """The grammar masks of the step; only ranks that fill masks have any, of steps in which none failed."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class ProgressRecord:
             digest: Of all before it, a signed 64-bit integer.
             is_idle: Whether nothing runs, so that the leader may wait for its clients.
         """
-        self.note_digest(DigestKind.PLAN, step, digest)
+        self.note_digest(DigestKind.STATE, step, digest)
         self._where = step | (_IDLE if is_idle else _COMPUTE)
         self._write()
 
@@ -200,6 +202,10 @@ class ProgressRecord:
         words[at] = _UNWRITTEN
         words[at + 1] = digest
         words[at] = step
+
+    def note_plan(self, step: int, digest: int) -> None:
+        """Keeps a digest of the plan of a step and of all before it, a signed 64-bit integer."""
+        self.note_digest(DigestKind.PLAN, step, digest)
 
     def note_masks(self, step: int, digest: int) -> None:
         """Keeps a digest of the grammar masks of a step, a signed 64-bit integer."""

@@ -58,6 +58,7 @@ def build_groups(
         root=rows[stage][0],
         device_group=tp_device,
         control_group=tp_control,
+        device=device,
         record=record,
     )
     link = StageLink(

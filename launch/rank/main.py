@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 
 from grammar_sync.vocabulary import VocabularyError
 from launch.bench.invariant import BenchInvariantRank
@@ -30,15 +31,16 @@ from launch.output_file import OutputError
 from launch.rank.engine_rank import Rank
 from launch.rank.start_barrier import StartError
 from launch.sample.rank import SampleRank
-from pp.link import LinkError
 from runtime.checkpoint_layout import CheckpointError
+from runtime.comm_error import COMM_ERRORS, is_consequence
+from runtime.plan import DesyncError
 from runtime.tokenizer import TokenizerError
 from runtime.trace_part import TraceFileError
 from sampler.processor_names import ProcessorLoadError
-from tp.group import CollectiveError
 
 AnyRank = Rank | SampleRank | BenchSamplerRank | BenchInvariantRank
-_CONSEQUENCES = (CollectiveError, LinkError, StartError)
+_LINGER_S = 0.1
+"""How long a rank that is out of step stays, so that the others come to where their digests tell who is wrong."""
 
 
 def main(argv: list[str] | None = None, record: ProgressRecord | None = None) -> int:
@@ -93,16 +95,18 @@ def _report(rank: AnyRank, environment: RankEnvironment, error: Exception) -> Ex
         phase=rank.phase,
         kind=type(error).__name__,
         message=" ".join(str(error).split()) or type(error).__name__,
-        is_consequence=isinstance(error, _CONSEQUENCES),
+        is_consequence=isinstance(error, StartError) or is_consequence(error),
         exit_code=code,
     )
-    expected = isinstance(error, (ValueError, OutputError, *_CONSEQUENCES))
+    expected = isinstance(error, (ValueError, OutputError, StartError, *COMM_ERRORS))
     if environment.run_folder is None:
         print(f"lockstep: {report.sentence()}", file=sys.stderr)
     else:
         RunFolder(environment.run_folder).write_report(report)
     if not expected:
         logging.getLogger(__name__).error("%s", report.kind, exc_info=error)
+    if isinstance(error, DesyncError):
+        time.sleep(_LINGER_S)
     return code
 
 

@@ -118,9 +118,9 @@ def lost_mask_rank(rank: int, world_size: int) -> list[str]:
 def test_a_lost_or_wrong_mask_is_an_error() -> None:
     lost, other_row, narrow = run_ranks(lost_mask_rank, 2)[1]
     assert lost.startswith("LinkError: MASK on pp0 from stage 0, step 1: got")
-    assert "expected torch.int32 (2, 10)" in lost
+    assert "expected torch.int32 (2, 12)" in lost
     assert other_row == "MaskError: masks on pp0 at stage 1, step 2: got masks for rows [1, 2], expected rows [1, 3]"
-    assert "(2, 8), expected torch.int32 (2, 10)" in narrow
+    assert "(2, 10), expected torch.int32 (2, 12)" in narrow
 
 
 class DelayedBackend:

@@ -121,6 +121,7 @@ class Bench:
         self.added: list[AddSequence] = []
         self.stopped = False
         self.step_number = 0
+        self.lag = 0
         self.refusing: dict[int, str] = {}
         self.failing: dict[int, ErrorInfo] = {}
 
@@ -130,6 +131,7 @@ class Bench:
     def step(self, *, ready: Sequence[int] = (), failed: Mapping[int, str] | None = None) -> list[Action]:
         """Runs one step; returns its actions."""
         self.step_number += 1
+        self.leader.begin_step(self.step_number)
         actions = self.leader.collect(Patience.NONE)
         for action in actions:
             self._apply(action)
@@ -149,6 +151,8 @@ class Bench:
             else:
                 self.leader.refused(sequence, refusal)
         self.scheduler.release_finished(self.step_number)
+        # As with one rank: nobody else has to agree.
+        self.leader.agreed(self.step_number + 1 - self.lag)
         self.leader.flush()
         return actions
 

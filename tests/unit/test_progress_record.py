@@ -30,7 +30,7 @@ def test_a_new_record_says_that_the_rank_starts(record: ProgressRecord) -> None:
     progress = record.read()
     assert before_ns <= progress.t_ns <= time.monotonic_ns()
     assert progress == Progress(3, Phase.START, 0, 0, "", "", is_inside=False, tokens=0, t_ns=progress.t_ns)
-    assert record.digests(DigestKind.PLAN) == record.digests(DigestKind.MASKS) == {}
+    assert record.digests(DigestKind.STATE) == record.digests(DigestKind.MASKS) == {}
 
 
 def test_an_operation_is_seen_with_its_name_and_group(record: ProgressRecord) -> None:
@@ -85,7 +85,7 @@ def test_digests_of_the_last_steps_are_kept(record: ProgressRecord) -> None:
         record.begin_step(step, (-1) ** step * (2**62 + step), is_idle=False)
         if step % 3 == 0:
             record.note_masks(step, step * step)
-    assert record.digests(DigestKind.PLAN) == {step: (-1) ** step * (2**62 + step) for step in range(68, 100)}
+    assert record.digests(DigestKind.STATE) == {step: (-1) ** step * (2**62 + step) for step in range(68, 100)}
     masks = record.digests(DigestKind.MASKS)
     assert list(masks) == sorted(masks)
     assert all(step % 3 == 0 and digest == step * step for step, digest in masks.items())
@@ -98,7 +98,7 @@ def test_more_names_than_there_is_room_for_are_unnamed_and_do_no_harm(record: Pr
     assert record.read().operation == "operation 0 of many"
     record.enter(codes[-1], 2)
     assert (record.read().operation, record.read().op_sequence, record.read().step) == ("", 2, 4)
-    assert record.digests(DigestKind.PLAN) == {4: 11}
+    assert record.digests(DigestKind.STATE) == {4: 11}
 
 
 def test_a_record_is_used_again_by_the_next_epoch(record: ProgressRecord) -> None:
@@ -107,7 +107,7 @@ def test_a_record_is_used_again_by_the_next_epoch(record: ProgressRecord) -> Non
     record.begin_step(6, 5, is_idle=False)
     record.reset(1)
     assert record.read() == Progress(1, Phase.START, 0, 0, "", "", is_inside=False, tokens=0, t_ns=record.read().t_ns)
-    assert record.digests(DigestKind.PLAN) == {}
+    assert record.digests(DigestKind.STATE) == {}
     record.enter(record.register("broadcast", "tp1"), 1)
     assert (record.read().operation, record.read().group) == ("broadcast", "tp1")
 
@@ -147,7 +147,7 @@ def check(record: ProgressRecord, began_ns: int, oldest: Progress | None) -> Pro
         assert progress.step in ((turn, turn + 1) if is_last else (turn,))
     if oldest is not None:
         assert (progress.t_ns, progress.step) >= (oldest.t_ns, oldest.step)
-    plans, masks = record.digests(DigestKind.PLAN), record.digests(DigestKind.MASKS)
+    plans, masks = record.digests(DigestKind.STATE), record.digests(DigestKind.MASKS)
     assert all(digest == -step * step for step, digest in plans.items())
     assert all(digest == step * step for step, digest in masks.items())
     return progress
