@@ -16,6 +16,8 @@ from launch.bench.cases import CASES, BenchCase
 from launch.bench.sampler_report import Traffic
 from sampler.params import RowSampling, SamplingParams
 
+pytestmark = pytest.mark.long(25)
+
 SMALL, LARGE = 320, 128 * 320
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0),

@@ -15,7 +15,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 from runtime.tokenizer import Tokenizer
 from sampler.params import SamplingParams
 
-pytestmark = pytest.mark.long(90)
+pytestmark = pytest.mark.long(80)
 
 RUNS = 200
 SCHEMAS = (
@@ -26,7 +26,7 @@ SCHEMAS = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "qwen3")
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "qwen3", num_hidden_layers=2)
 
 
 def jobs(model: Path) -> tuple[Job, ...]:
@@ -35,9 +35,9 @@ def jobs(model: Path) -> tuple[Job, ...]:
     prompt = tokenizer.encode("One two")
     sampled = SamplingParams(temperature=1.0)
     return (
-        Job(prompt, 6, sampled, seed=1, grammar=grammar(json_schema=SCHEMAS[0])),
+        Job(prompt, 4, sampled, seed=1, grammar=grammar(json_schema=SCHEMAS[0])),
         Job(prompt, 4, sampled, seed=2),
-        Job(prompt, 6, sampled, seed=3, grammar=grammar(json_schema=SCHEMAS[1])),
+        Job(prompt, 4, sampled, seed=3, grammar=grammar(json_schema=SCHEMAS[1])),
     )
 
 

@@ -546,9 +546,9 @@ def test_a_prompt_that_ends_in_half_a_character(client: openai.OpenAI, http: htt
 
 def test_rows_of_a_mixed_batch(client: openai.OpenAI) -> None:
     jobs: list[dict[str, Any]] = [
-        {"max_tokens": 40},
+        {"max_tokens": 20},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, "max_tokens": 60},
-        {"max_tokens": 50, "extra_body": {"ignore_eos": True}},
+        {"max_tokens": 30, "extra_body": {"ignore_eos": True}},
         {"extra_body": {"regex": "[a-c]{10}-[0-9]{9}"}, "max_tokens": 40},
         {"messages": [{"role": "user", "content": "a longer prompt that joins later " * 3}], "max_tokens": 20},
     ]

@@ -12,6 +12,7 @@ from command_line import LOCKSTEP, run, running, wait_until
 from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
+from launch.front import main as front
 
 pytestmark = pytest.mark.long(65)
 
@@ -155,10 +156,9 @@ model.DecoderStage.__init__ = raising
 SITE = "import sys\nif 'launch.node.agent' in sys.orig_argv:\n    import raising\n"
 
 
-@pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(
-    ("error", "text"),
-    [("RuntimeError('the device is on fire')", "the device is on fire"), ("MemoryError()", "MemoryError")],
+    ("rank", "error", "text"),
+    [(0, "MemoryError()", "MemoryError"), (2, "RuntimeError('the device is on fire')", "the device is on fire")],
 )
 def test_rank_raises_at_start(tiny: str, tmp_path: Path, rank: int, error: str, text: str) -> None:
     """A rank that raises while it loads ends the others, and is the one that is named."""
@@ -210,14 +210,30 @@ def test_tp_size_larger_than_the_model_allows(tiny: str) -> None:
         (("--kv-cache-bytes", "1", "hi"), "--kv-cache-bytes"),
         (("--output", "/no/such/folder/file", "hi"), "/no/such/folder/file"),
         (("--dtype", "float8", "hi"), "--dtype"),
-        ((), "--input"),
     ],
 )
-def test_wrong_usage(tiny: str, arguments: tuple[str, ...], named: str) -> None:
-    outcome = run(*LOCKSTEP, "generate", "--model", tiny, *arguments, timeout_s=CLEAN_S)
+def test_wrong_usage(
+    tiny: str,
+    arguments: tuple[str, ...],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The front side in this process: what it says of a wrong command line."""
+    monkeypatch.setattr(front, "raise_on_signals", lambda: None)
+    code = front.main(["generate", "--model", tiny, *arguments])
+    said = capfd.readouterr()
+    assert code == ExitCode.USAGE
+    assert len(said.err.splitlines()) == 1
+    assert named in said.err
+    assert said.out == ""
+
+
+def test_nothing_to_generate_is_wrong_usage(tiny: str) -> None:
+    outcome = run(*LOCKSTEP, "generate", "--model", tiny, timeout_s=CLEAN_S)
     assert outcome.returncode == ExitCode.USAGE
     assert len(outcome.stderr.splitlines()) == 1
-    assert named in outcome.message
+    assert "--input" in outcome.message
 
 
 def test_a_logit_processor_that_cannot_be_had_is_wrong_usage(tiny: str) -> None:

@@ -21,6 +21,8 @@ from tiny_checkpoints import write_tiny_checkpoint
 from launch.environment import API_KEY
 from launch.exit_codes import ExitCode
 
+pytestmark = pytest.mark.long(40)
+
 ENDLESS: dict[str, Any] = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True}
 
 

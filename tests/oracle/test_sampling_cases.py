@@ -11,7 +11,7 @@ from simulated_ranks import SlicedSampler
 
 from sampler.supports import RowStatus, RowSupport
 
-pytestmark = pytest.mark.long(50)
+pytestmark = pytest.mark.long(30)
 
 
 def _check(case: SamplingCase, support: RowSupport) -> None:

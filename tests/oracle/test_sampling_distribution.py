@@ -14,6 +14,8 @@ from simulated_ranks import SlicedSampler, mask_of
 from sampler.params import RowSampling, SamplingParams
 from sampler.supports import RowStatus
 
+pytestmark = pytest.mark.long(30)
+
 _DRAWS = 20_000
 _KINDS = ("plain", "top_k", "top_p", "min_p", "joint", "top_k_first")
 

@@ -22,6 +22,8 @@ from sampler.params import RowSampling, SamplingParams, SamplingParamsError
 from sampler.sampler import RowReason, SamplerError
 from sampler.supports import RowStatus
 
+pytestmark = pytest.mark.long(30)
+
 _VOCAB = 320
 _SIZES = (1, 2, 3, 4, 8)
 

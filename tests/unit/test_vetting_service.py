@@ -20,6 +20,8 @@ from grammar_sync.vetting.protocol import VettingReport
 from grammar_sync.vetting.service import VettingError, VettingService
 from launch.rank.grammar_compiler import GrammarProcessStarter, RunningProcess
 
+pytestmark = pytest.mark.long(30)
+
 TESTS = str(Path(__file__).resolve().parents[1])
 PATIENCE_S = 60.0
 LIMITS = VettingLimits(deadline_s=0.3, memory_bytes=64 << 20, fill_limit_s=0.1, probe_limit_s=0.6)
