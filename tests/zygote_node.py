@@ -66,9 +66,12 @@ class ZygoteNode:
         finally:
             node.agent.kill()
             node.agent.wait()
-            wait_until(lambda: not node.zygote.is_running(), SOON_S, "the zygote to end with its agent")
+            wait_until(lambda: has_ended(node.zygote), SOON_S, "the zygote to end with its agent")
 
 
 def has_ended(process: psutil.Process) -> bool:
     """Returns whether a process has ended, whoever has or has not taken note of it."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -20,8 +20,6 @@ from launch.environment import ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
 from launch.node.fork_request import ForkRequest, receive_number, receive_request, send_number, send_request
 
-pytestmark = pytest.mark.long(30)
-
 
 @pytest.fixture
 def node() -> Iterator[ZygoteNode]:
