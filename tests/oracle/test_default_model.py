@@ -64,14 +64,23 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(model: Any) -> Non
         torch.testing.assert_close(got, logits, atol=2e-4, rtol=0)
 
 
-# The others differ from these in no code that tiny checkpoints do not run at every size: with ``-m sweep``. One rank
-# alone is asked for tokens below, one prompt at a time.
+# With ``-m sweep`` at every size, which runs no code that tiny checkpoints do not run at every size. One rank alone is
+# asked for tokens below, one prompt at a time.
 @pytest.mark.parametrize(
-    ("tp", "pp"),
-    [(3, 1), (2, 2), *(pytest.param(*size, marks=pytest.mark.sweep) for size in ((1, 1), (2, 1), (1, 2), (1, 3)))],
+    ("tp", "pp", "new_tokens"),
+    [
+        (3, 1, 24),
+        (2, 2, NEW_TOKENS),
+        *(
+            pytest.param(*size, NEW_TOKENS, marks=pytest.mark.sweep)
+            for size in ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3))
+        ),
+    ],
 )
-def test_engine_gives_the_greedy_tokens(prompts: list[list[int]], expected: list[Reference], tp: int, pp: int) -> None:
-    check_equal(engine_tokens(default_model_path(), prompts, NEW_TOKENS, tp=tp, pp=pp), expected, NEW_TOKENS)
+def test_engine_gives_the_greedy_tokens(
+    prompts: list[list[int]], expected: list[Reference], tp: int, pp: int, new_tokens: int
+) -> None:
+    check_equal(engine_tokens(default_model_path(), prompts, new_tokens, tp=tp, pp=pp), expected, new_tokens)
 
 
 def test_batch_equals_one_by_one(prompts: list[list[int]], expected: list[Reference]) -> None:
