@@ -112,6 +112,11 @@ def test_a_grammar_state_or_mask_of_one_rank(
     after = draw_moment(f"{what}/{size}/{rank}", 6)
     faulty = replace(case_of(model, *size), fill_faults=(FillFault(GRAMMAR.source, rank, what, after),))
     seen = run_ranks(run_corrupted, size[0] * size[1], faulty, None)
+    if what == "forget" and not any(one.kind for one in seen):
+        # A state that allows the same until the output ends: nothing follows from it.
+        whole = {index: list(output.token_ids) for index, output in enumerate(clean[size].outputs[0])}
+        assert seen[0].emitted == whole
+        return
     check_nothing_wrong_left(seen, clean[size])
     assert any("drawn under masks of digest" in one.message for one in seen)
     found = first_disagreement({one: seen[one].digests for one in range(len(seen))})
