@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 def main() -> float:
     """Averages, passes on and gathers numbers for four steps; returns what every rank should agree on."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=4))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=8))
     rank, size = dist.get_rank(), dist.get_world_size()
     state = torch.full((8,), float(rank + 1))
     for step in range(4):

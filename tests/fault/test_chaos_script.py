@@ -21,9 +21,9 @@ BASE = (*LOCKSTEP, "chaos", "--script", "faulted_script:main", "--matrix", "full
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("chaos") / "report.json"
-    faults = ("raise", "skip", "slow", "stop", "corrupt")
+    faults = ("raise", "slow", "stop", "corrupt")
     only = [word for fault in faults for word in ("--only", f"{fault}/{CALL}")]
-    outcome = run(*BASE, "--limit", "8", "--json", str(path), *only, environ=ENVIRON, timeout_s=240)
+    outcome = run(*BASE, "--limit", "28", "--json", str(path), *only, environ=ENVIRON, timeout_s=280)
     assert outcome.returncode == ExitCode.CHAOS_FAILED, outcome.stderr
     document: dict[str, Any] = json.loads(path.read_text())
     return document
@@ -36,7 +36,7 @@ def cell(report: dict[str, Any], fault: str) -> dict[str, Any]:
 
 
 def test_every_fault_happened_where_it_was_to(report: dict[str, Any]) -> None:
-    assert len(report["cells"]) == 5
+    assert len(report["cells"]) == 4
     for it in report["cells"]:
         fired = it["outcome"]["fired"]
         assert (fired["rank"], fired["where"]) == (1, "inside all_reduce@default #3")
@@ -53,19 +53,12 @@ def test_a_rank_that_ends_ends_the_run(report: dict[str, Any]) -> None:
     assert found["verdict"] == "ended"
     assert found["outcome"]["exit_code"] == 1
     assert len(found["left_s"]) == 1
-    assert found["left_s"][0] < 8
+    assert found["left_s"][0] < 28
 
 
 def test_what_a_victim_raised_is_known(report: dict[str, Any]) -> None:
     victim = cell(report, "raise")["outcome"]["ranks"][1]
     assert victim["error"] == "InjectedError: injected: the program raises"
-
-
-def test_a_call_left_out_goes_unseen_and_shifts_the_results(report: dict[str, Any]) -> None:
-    """Nothing in gloo numbers its calls: the victim's next call meets the others' last."""
-    found = cell(report, "skip")
-    assert found["verdict"] in ("wrong", "ended", "hung")
-    assert found["told"] in (None, False)
 
 
 def test_corruption_is_found_in_the_results_alone(report: dict[str, Any]) -> None:
@@ -79,16 +72,16 @@ def test_a_slow_call_harms_nothing(report: dict[str, Any]) -> None:
 
 
 def test_a_stopped_rank_is_waited_for(report: dict[str, Any]) -> None:
-    """The survivor leaves at the script's own time-out of 4 s; torchrun waits far longer for the stopped rank."""
+    """The survivor leaves at the script's own time-out of 8 s; torchrun waits far longer for the stopped rank."""
     found = cell(report, "stop")
     assert found["verdict"] == "hung"
     assert found["outcome"]["ranks"][1]["how"] == "waiting"
     (left,) = found["left_s"]
-    assert 3.5 < left < 8
+    assert 7 < left < 28
 
 
 def test_sums(report: dict[str, Any]) -> None:
-    assert sum(report["verdicts"].values()) == 5
+    assert sum(report["verdicts"].values()) == 4
     assert report["blamed"]["of"] >= 1
     assert any("time" in text.lower() for text in report["texts"])
 
