@@ -51,6 +51,8 @@ def check_engine(engine: EngineOptions) -> ModelConfig:
     except (ThinkingError, ProcessorLoadError) as error:
         raise UsageError(str(error)) from error
     _check_grammar_cache_dir(engine.grammar_cache_dir)
+    if engine.fault_report is not None:
+        check_target("--fault-report", engine.fault_report)
     if engine.trace is not None:
         check_target("--trace", engine.trace)
     return config

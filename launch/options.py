@@ -67,6 +67,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         max_recoveries: Faults of ranks that are survived in ``recovery_window_s``; with 0 the first ends the run.
         recovery_window_s: See there.
         stall_timeout_s: How long a rank that decodes may give no sign of life.
+        fault_report: Where a line is appended for every fault of a rank; None = nowhere.
     """
 
     model: Path
@@ -93,6 +94,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     max_recoveries: int = 5
     recovery_window_s: float = 300.0
     stall_timeout_s: float = 3.0
+    fault_report: Path | None = None
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ def engine_options(engine: EngineGroup, generating: GeneratingGroup) -> EngineOp
         max_recoveries=generating.max_recoveries,
         recovery_window_s=seconds("--recovery-window", generating.recovery_window),
         stall_timeout_s=seconds("--stall-timeout", generating.stall_timeout),
+        fault_report=generating.fault_report,
         grammar_timeout_s=seconds("--grammar-timeout", generating.grammar_timeout),
         grammar_backend=generating.grammar_backend,
         grammar_memory_bytes=generating.grammar_memory_bytes,

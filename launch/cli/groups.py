@@ -42,6 +42,7 @@ class GeneratingGroup:
     max_recoveries: types.MaxRecoveries = 5
     recovery_window: types.RecoveryWindow = 300.0
     stall_timeout: types.StallTimeout = 3.0
+    fault_report: types.FaultReportFile = None
     grammar_timeout: types.GrammarTimeout = 10.0
     grammar_backend: types.GrammarBackendChoice = "auto"
     grammar_memory_bytes: types.GrammarMemoryBytes = 512 << 20

@@ -100,6 +100,14 @@ StallTimeout = Annotated[
     float,
     typer.Option(min=0.2, help="Seconds that a rank that decodes may give no sign of life.", rich_help_panel=_ENGINE),
 ]
+FaultReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Append a line of JSON for every fault of a rank: who, how, where, with stacks.",
+        show_default="nowhere",
+        rich_help_panel=_ENGINE,
+    ),
+]
 GrammarTimeout = Annotated[
     float, typer.Option(min=0.1, help="Seconds of CPU a grammar may take to compile.", rich_help_panel=_ENGINE)
 ]

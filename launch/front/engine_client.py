@@ -20,6 +20,7 @@ from launch.front.engine_link import EngineLink
 from launch.front.engine_process import EngineProcess
 from launch.front.metrics import EngineMetrics
 from launch.front.open_requests import RequestStart
+from launch.node.rank_fault import FaultReport
 from launch.node.rank_processes import RanksFailedError
 from runtime.client_socket import ClientSocketError
 from runtime.engine_statistics import EngineStatistics
@@ -227,6 +228,11 @@ class EngineClient:
     def is_recovering(self) -> bool:
         """Whether ranks are gone and others are to come: requests wait."""
         return self._link.is_recovering and self.failure is None
+
+    @property
+    def faults(self) -> Sequence[FaultReport]:
+        """The reports on the latest faults of ranks, the newest last."""
+        return self._link.faults
 
     @property
     def open_requests(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 from launch.front.engine_process import EngineProcess
 from launch.front.metrics import EngineMetrics
 from launch.front.open_requests import OpenRequests, RequestStart
+from launch.node.rank_fault import FaultReport
 from runtime.client_socket import ClientSocketError
 from runtime.engine_statistics import EngineStatistics
 from runtime.messages import Abort, ClientMessage, EngineMessage, EngineReady, Submit
+
+_FAULTS_KEPT = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class EngineLink:
         ready: What its leader said.
         tell: Takes a line that says how ranks were recovered.
         metrics: Told of all that is sent and heard; None when nobody counts.
+
+    Attributes:
+        faults: The reports on the latest faults of ranks, the newest last.
     """
 
     def __init__(
@@ -68,7 +75,8 @@ class EngineLink:
         self._metrics = metrics
         self._open = OpenRequests()
         self._lost_s: float | None = None
-        for report in engine.faults():
+        self.faults: deque[FaultReport] = deque(engine.faults(), maxlen=_FAULTS_KEPT)
+        for report in self.faults:
             tell(f"{report.sentence()}; the ranks were started anew")
 
     @property
@@ -136,6 +144,7 @@ class EngineLink:
         if messages:
             self._send(messages)
         reports = self._engine.faults()
+        self.faults += reports
         seconds = 0.0 if lost_s is None else time.monotonic() - lost_s
         if reports:
             seconds = max(seconds, time.time() - reports[0].seen_at)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from launch.exit_codes import ExitCode
+from launch.front.fault_file import append_reports
 from launch.node.rank_fault import FaultReport
 from launch.node.rank_processes import RankProcesses, RanksFailedError
 from launch.node.recovery_settings import RecoverySettings
@@ -73,6 +74,8 @@ class StartedEngine:
         while (report := self._folder.fault(self._told_faults + 1)) is not None:
             self._told_faults += 1
             reports.append(report)
+        if reports and self._options.fault_report is not None:
+            append_reports(self._options.fault_report, reports)
         return reports
 
     def stop(self) -> None:
@@ -86,6 +89,8 @@ class StartedEngine:
                 self._ranks.wait(_GRACE_S)
         self._ranks.end()
         self.socket.close(undelivered_s=0)
+        # Nobody may have asked since the last one came.
+        self.faults()
         trace = self._options.trace
         if trace is not None:
             write_trace(trace, parts_folder(trace, self._folder.path), self._options.world_size)

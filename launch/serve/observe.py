@@ -55,7 +55,9 @@ def _ranks(state: ServerState) -> RanksReply:
     return RanksReply(
         tp_size=client.ready.tp_size,
         pp_size=client.ready.pp_size,
+        epoch=client.ready.epoch,
         data=[_rank(one, client.statistics_age_s) for one in heard],
+        faults=list(client.faults),
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from grammar_sync.statistics import GrammarStatistics
+from launch.node.rank_fault import FaultReport
 from runtime.messages import SupportInfo, TokenInfo, TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -280,12 +281,19 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RanksReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Every rank that was heard of, in order; none in the first second."""
+    """Every rank that was heard of, in order; none in the first second.
+
+    Args:
+        epoch: How often all ranks were started anew.
+        faults: Why: the latest reports, the newest last.
+    """
 
     object: Literal["list"] = "list"
     tp_size: int
     pp_size: int
+    epoch: int
     data: list[RankReply]
+    faults: list[FaultReport]
 
 
 class HealthReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 from command_line import LOCKSTEP, Running, run, running, wait_until
@@ -20,6 +22,7 @@ from http_server import Server, serving
 from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
+from launch.node.rank_fault import FaultReport
 
 pytestmark = pytest.mark.long(60)
 
@@ -218,6 +221,11 @@ def test_a_stopped_rank_costs_no_byte(server: Server, undisturbed: list[Read], v
     server.command.ranks()[victim].suspend()
     assert streams.results() == undisturbed
     assert recoveries(server) - before == 1
+    with server.http() as http:
+        told = http.get("/v1/ranks").json()
+    assert told["epoch"] >= recoveries(server)
+    (culprit,) = told["faults"][-1]["culprits"]
+    assert (culprit["rank"], culprit["kind"]) == (victim, "stalled")
     assert "the process is stopped" in server.command.wait_for_message(f"rank {victim} ", 1)
 
 
@@ -228,7 +236,8 @@ def test_a_batch_of_lines(model: Path, tmp_path: Path) -> None:
     options = ("--model", str(model), "--input", str(tmp_path / "input.jsonl"), "--tp", "2", "--invariant")
     alone = run(*LOCKSTEP, "generate", *options)
     assert alone.returncode == ExitCode.OK
-    with running(*LOCKSTEP, "generate", *options) as started:
+    reports = tmp_path / "faults.jsonl"
+    with running(*LOCKSTEP, "generate", *options, "--fault-report", str(reports)) as started:
         started.wait_for_output('"line-1"', START_S)
         kill(started, 1)
         outcome = started.wait(END_S)
@@ -236,6 +245,9 @@ def test_a_batch_of_lines(model: Path, tmp_path: Path) -> None:
     assert outcome.returncode == ExitCode.OK
     said = r"lockstep: rank 1 \(stage 0, tensor-parallel rank 1\) failed in step \d+: killed by SIGKILL; recovered in "
     assert re.search(said, outcome.stderr)
+    (report,) = [msgspec.json.decode(line, type=FaultReport) for line in reports.read_bytes().splitlines()]
+    assert (report.epoch, report.recovers) == (0, True)
+    assert [(one.rank, one.kind, one.exit_code) for one in report.culprits] == [(1, "killed", -signal.SIGKILL)]
     assert [without_times(record) for record in outcome.records()] == list(map(without_times, alone.records()))
 
 
@@ -248,7 +260,8 @@ def test_more_faults_than_are_survived_end_the_run(model: Path, tmp_path: Path) 
     lines = [{"prompt": "a", "max_tokens": 1}, *({"prompt": "b", "max_tokens": 900, "ignore_eos": True},) * 40]
     (tmp_path / "input.jsonl").write_text("\n".join(map(json.dumps, lines)))
     options = ("--model", str(model), "--input", str(tmp_path / "input.jsonl"), "--tp", "2", "--max-recoveries", "1")
-    with running(*LOCKSTEP, "generate", *options) as started:
+    report = ("--fault-report", str(tmp_path / "faults.jsonl"))
+    with running(*LOCKSTEP, "generate", *options, *report) as started:
         started.wait_for_output('"line-1"', START_S)
         before = kill(started, 0)
         next_rank(started, 0, before).kill()
@@ -257,3 +270,8 @@ def test_more_faults_than_are_survived_end_the_run(model: Path, tmp_path: Path) 
     assert outcome.returncode == ExitCode.RECOVERIES_EXHAUSTED
     assert outcome.message.startswith("lockstep: rank 0 (stage 0, tensor-parallel rank 0) failed at ")
     assert outcome.message.endswith("killed by SIGKILL")
+    reports = [msgspec.json.decode(line, type=FaultReport) for line in (tmp_path / "faults.jsonl").open("rb")]
+    assert [(one.epoch, one.recovers, one.why_not) for one in reports] == [
+        (0, True, ""),
+        (1, False, "more than 1 faults in 300 s"),
+    ]
