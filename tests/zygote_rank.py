@@ -50,7 +50,10 @@ def _step(folder: Path, record: ProgressRecord) -> int:
     step = 1
     while not (folder / "end").exists():
         step += 1
-        record.begin_step(step, 0, is_idle=False)
+        diverges = (folder / f"diverge-{rank}.{epoch}").exists()
+        record.begin_step(step, int(diverges), is_idle=False)
+        if diverges:
+            (folder / f"diverged-{rank}.{epoch}").touch()
         if (folder / f"sleep-{rank}.{epoch}").exists():
             time.sleep(600)
         if (folder / f"leave-{rank}.{epoch}").exists():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from launch.exit_codes import ExitCode
+from launch.node.digests import first_disagreement, kept_digests
 from launch.node.progress_record import Phase, ProgressRecord
 from launch.node.rank_fault import FaultBudget, FaultKind, FaultReport, RankFault, culprits
 from launch.node.recovery_settings import RecoverySettings
@@ -168,7 +169,7 @@ class RankKeeper:
         if trouble is None or self._clock() < trouble.due_s:
             return None
         self._trouble = None
-        own, lost = culprits(trouble.faults)
+        own, lost = self._diverged(trouble.faults) or culprits(trouble.faults)
         why_not = self._why_not(own)
         if why_not:
             self._is_closing = True
@@ -208,6 +209,15 @@ class RankKeeper:
         self._polled_s = self._clock()
         return True
 
+    def _diverged(self, faults: Sequence[RankFault]) -> tuple[tuple[RankFault, ...], tuple[RankFault, ...]] | None:
+        """Returns who is out of step and who only noticed, when digests differ: who raised that may be in the right."""
+        found = first_disagreement({kept.rank: kept_digests(kept.record) for kept in self.ranks})
+        if found is None:
+            return None
+        message = found.sentence()
+        own = [self._fault(self._ranks[rank], "diverged", message) for rank in found.suspects]
+        return tuple(own), tuple(fault for fault in faults if fault.rank not in found.suspects)
+
     def _look(self) -> None:
         """Looks for ranks that stalled."""
         now_s = self._clock()
@@ -237,12 +247,10 @@ class RankKeeper:
     def _fault_of(self, kept: KeptRank, exit_code: int) -> RankFault:
         report = self._folder.report_of(kept.rank)
         if report is not None:
-            return self._fault(
-                kept, "raised", report.message, exit_code=exit_code, is_consequence=report.is_consequence
-            )
+            return self._fault(kept, "raised", report.message, is_consequence=report.is_consequence)
         if exit_code < 0:
-            return self._fault(kept, "killed", f"killed by {signal.Signals(-exit_code).name}", exit_code=exit_code)
-        return self._fault(kept, "left", f"left with exit code {exit_code} without a word", exit_code=exit_code)
+            return self._fault(kept, "killed", f"killed by {signal.Signals(-exit_code).name}")
+        return self._fault(kept, "left", f"left with exit code {exit_code} without a word")
 
     def _fault(
         self,
@@ -250,7 +258,6 @@ class RankKeeper:
         kind: FaultKind,
         message: str,
         *,
-        exit_code: int | None = None,
         is_consequence: bool = False,
         stacks: str = "",
     ) -> RankFault:
@@ -267,7 +274,7 @@ class RankKeeper:
             operation=described(progress),
             age_s=progress.age_s(),
             is_consequence=is_consequence,
-            exit_code=exit_code,
+            exit_code=kept.exit_code,
             stacks=stacks,
         )
 

@@ -8,8 +8,9 @@ from typing import Literal
 
 import msgspec
 
-FaultKind = Literal["killed", "raised", "left", "stalled"]
-"""``killed`` by a signal, ``raised`` an error, ``left`` although nobody ended the run, ``stalled``: no sign of life."""
+FaultKind = Literal["killed", "raised", "left", "stalled", "diverged"]
+"""``killed`` by a signal, ``raised`` an error, ``left`` although nobody ended the run, ``stalled``: no sign of life,
+``diverged``: its digests of a step are not those of the others."""
 
 
 class RankFault(msgspec.Struct, frozen=True, kw_only=True):
