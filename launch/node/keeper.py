@@ -229,7 +229,7 @@ class RankKeeper:
         if self._trouble is not None:
             # Those that live wait for one that does not: nothing new.
             return
-        stalled = stalled_ranks(seen, self._settings.stall_timeout_s, self._settings.start_timeout_s)
+        stalled = stalled_ranks(seen, self._settings.tp, self._settings.stall_timeout_s, self._settings.start_timeout_s)
         if not stalled:
             return
         for rank in stalled:

@@ -1,12 +1,13 @@
 """Which ranks have stopped, as their progress records and the kernel tell: pure functions of what was seen.
 
-Rules: FAULTS, attribution. A rank that waits inside an operation waits for others, so it is to blame only when no rank
-outside one is. Where all wait, those that are furthest behind hold up the others.
+A rank that waits inside an operation waits for others, so it is to blame only when no rank outside one is. Where all
+wait, it is told from the operations who waits for whom.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from launch.node.progress_record import Phase, Progress
 _BUSY_FACTOR = 10.0
 """A rank that uses its CPU is at work: it gets that much longer, so that only an endless loop is a stall."""
 
+_PEER = re.compile(r" (?:from|to) stage (\d+)$")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY_SHARE = 0.05
 """More than the threads of a rank use that only say where it is."""
@@ -51,11 +53,14 @@ class SeenRank:
         return self.state in ("T", "t")
 
 
-def stalled_ranks(seen: Mapping[int, SeenRank], stall_timeout_s: float, start_timeout_s: float) -> list[int]:
+def stalled_ranks(
+    seen: Mapping[int, SeenRank], tp_size: int, stall_timeout_s: float, start_timeout_s: float
+) -> list[int]:
     """Returns the ranks that hold up the others, in order; none while all get on.
 
     Args:
         seen: Every rank that has not ended.
+        tp_size: Ranks of a stage.
         stall_timeout_s: How old the record of a rank that decodes may be.
         start_timeout_s: How old that of a rank that comes up may be.
     """
@@ -73,7 +78,7 @@ def stalled_ranks(seen: Mapping[int, SeenRank], stall_timeout_s: float, start_ti
         return [rank for rank in outside if rank in late and not _may_work_on(late[rank], limits_s[rank])]
     if len(late) < len(seen):
         return []
-    return _furthest_behind({rank: one.progress for rank, one in sorted(seen.items())})
+    return _held_up_by({rank: one.progress for rank, one in sorted(seen.items())}, tp_size)
 
 
 def describe_stall(one: SeenRank, ranks: Sequence[int]) -> str:
@@ -120,12 +125,36 @@ def _may_work_on(one: SeenRank, limit_s: float) -> bool:
     return one.is_busy and one.age_s < _BUSY_FACTOR * limit_s
 
 
-def _furthest_behind(waiting: Mapping[int, Progress]) -> list[int]:
-    """Returns whom ranks that all wait inside operations wait for: in the oldest step, those behind in their group."""
-    step = min(progress.step for progress in waiting.values())
-    ranks = [rank for rank, progress in waiting.items() if progress.step == step]
-    newest: dict[str, int] = {}
-    for progress in waiting.values():
-        newest[progress.group] = max(newest.get(progress.group, 0), progress.op_sequence)
-    behind = [rank for rank in ranks if waiting[rank].op_sequence < newest[waiting[rank].group]]
-    return behind or ranks
+def _held_up_by(waiting: Mapping[int, Progress], tp_size: int) -> list[int]:
+    """Returns whom ranks that all wait inside operations wait for in the end, in order.
+
+    Whoever is in a message waits for the other end of it, whoever is in a collective for those of its group that began
+    fewer of them. Followed from any rank, this leads to ranks that wait for nobody, or for one another: those hold up
+    all others, and from outside nobody can tell which of them does.
+    """
+    waits_for = {rank: _waits_for(rank, progress, waiting, tp_size) for rank, progress in waiting.items()}
+    reached = {rank: _reachable(rank, waits_for) for rank in waiting}
+    return [rank for rank in waiting if all(rank in reached[other] or other == rank for other in reached[rank])]
+
+
+def _waits_for(rank: int, progress: Progress, waiting: Mapping[int, Progress], tp_size: int) -> set[int]:
+    peer = _PEER.search(progress.operation)
+    if peer is not None:
+        return {int(peer[1]) * tp_size + rank % tp_size} & waiting.keys()
+    group = {other for other, theirs in waiting.items() if other != rank and other // tp_size == rank // tp_size}
+    return {
+        other
+        for other in group
+        if waiting[other].group != progress.group or waiting[other].op_sequence < progress.op_sequence
+    }
+
+
+def _reachable(start: int, waits_for: Mapping[int, set[int]]) -> set[int]:
+    """Returns whom ``start`` waits for, and whom these wait for, and so on."""
+    reached: set[int] = set()
+    ahead = [start]
+    while ahead:
+        for other in waits_for[ahead.pop()] - reached:
+            reached.add(other)
+            ahead.append(other)
+    return reached

@@ -27,6 +27,8 @@ def seen(
     step: int = 5,
     number: int = 10,
     tokens: int = 1,
+    operation: str = "all_reduce",
+    group: str = "tp0",
     state: str = "S",
     cpu: float = 0.0,
 ) -> SeenRank:
@@ -36,8 +38,8 @@ def seen(
         step=step,
         tokens=tokens,
         op_sequence=number,
-        operation="all_reduce",
-        group="tp0",
+        operation=operation,
+        group=group,
         is_inside=inside,
         t_ns=0,
     )
@@ -59,7 +61,6 @@ def seen(
         pytest.param([seen(31.0, cpu=0.5), seen(9.0, inside=True)], [0], id="in an endless loop"),
         pytest.param([seen(9.0, inside=True, number=4), seen(9.0, inside=True)], [0], id="one is behind"),
         pytest.param([seen(9.0, inside=True), seen(9.0, inside=True, number=11)], [0], id="one skipped"),
-        pytest.param([seen(9.0, inside=True, step=4, number=99), seen(9.0, inside=True)], [0], id="by step first"),
         pytest.param([seen(9.0, inside=True), seen(9.0, inside=True)], [0, 1], id="nobody can tell"),
         pytest.param([seen(9.0, inside=True), seen(0.5, inside=True)], [], id="one has just begun to wait"),
         pytest.param([seen(9.0, tokens=256), seen(9.0, inside=True)], [], id="a long prompt"),
@@ -72,7 +73,42 @@ def seen(
     ],
 )
 def test_who_holds_up_the_others(ranks: list[SeenRank], stalled: list[int]) -> None:
-    assert stalled_ranks(dict(enumerate(ranks)), STALL_S, START_S) == stalled
+    assert stalled_ranks(dict(enumerate(ranks)), 2, STALL_S, START_S) == stalled
+
+
+def message(verb: str, stage: int, rank: int) -> SeenRank:
+    """Returns a rank that has been inside a message to or from a stage for long."""
+    way = "from" if verb == "receive" else "to"
+    return seen(9.0, inside=True, operation=f"{verb} mask {way} stage {stage}", group=f"pp{rank % 2}")
+
+
+def collective(stage: int, number: int = 10) -> SeenRank:
+    return seen(9.0, inside=True, group=f"tp{stage}", number=number)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stalled"),
+    [
+        pytest.param(
+            [message("send", 1, 0), collective(0), message("receive", 0, 2), collective(1)],
+            [0, 2],
+            id="two at the ends of one message",
+        ),
+        pytest.param(
+            [collective(0), message("receive", 1, 1), message("receive", 0, 2), collective(1)],
+            [0, 1, 2, 3],
+            id="each waits for the next",
+        ),
+        pytest.param(
+            [message("receive", 1, 0), collective(0), collective(1, 11), collective(1, 10)],
+            [3],
+            id="a message, then one behind in a collective",
+        ),
+        pytest.param([collective(0), collective(0), collective(1), collective(1)], [0, 1, 2, 3], id="nobody can tell"),
+    ],
+)
+def test_who_waits_for_whom(ranks: list[SeenRank], stalled: list[int]) -> None:
+    assert stalled_ranks(dict(enumerate(ranks)), 2, STALL_S, START_S) == stalled
 
 
 ANY = st.builds(
@@ -85,12 +121,14 @@ ANY = st.builds(
     tokens=st.integers(0, 4096),
     state=st.sampled_from("RSTD"),
     cpu=st.floats(0, 1),
+    operation=st.sampled_from(("all_reduce", "send mask to stage 1", "receive tokens from stage 0")),
+    group=st.sampled_from(("tp0", "tp1", "pp0")),
 )
 
 
 @given(st.lists(ANY, max_size=6))
 def test_who_is_young_is_never_to_blame_alone(ranks: list[SeenRank]) -> None:
-    found = stalled_ranks(dict(enumerate(ranks)), STALL_S, START_S)
+    found = stalled_ranks(dict(enumerate(ranks)), 2, STALL_S, START_S)
     assert found == sorted(set(found))
     assert all(ranks[rank].age_s > STALL_S for rank in found)
 
