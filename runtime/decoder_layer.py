@@ -15,7 +15,7 @@ from runtime.checkpoint_layout import layer_prefix
 from runtime.kv_cache import KVCache
 from runtime.model_config import ModelConfig
 from runtime.rope import rotate
-from runtime.weights import WeightReader
+from runtime.weights import WeightPart, WeightReader
 from tp.group import TensorParallelGroup
 from tp.linear import LinearFactory, RowLayer
 from tp.partition import AttentionSlice, attention_slice, mlp_slice
@@ -94,30 +94,31 @@ class LayerLoader:
 
     def norm(self, name: str) -> RMSNorm:
         """Returns the norm called ``name``, which every rank holds whole."""
-        return RMSNorm(self._tensor(f"{name}.weight"), self._config.rms_norm_eps)
+        return RMSNorm(self._load(WeightPart(f"{name}.weight")), self._config.rms_norm_eps)
 
     def column_parallel(self, parts: list[tuple[str, range]], *, unit: int, cut_in: int = 1, bias: bool) -> Product:
         """Returns one product of several projections: ``parts`` names each and the output elements this rank owns."""
-        weight = torch.cat([self._tensor(f"{name}.weight", rows) for name, rows in parts])
-        biases = torch.cat([self._tensor(f"{name}.bias", rows) for name, rows in parts]) if bias else None
+        weight = self._load(*[WeightPart(f"{name}.weight", rows) for name, rows in parts])
+        biases = self._load(*[WeightPart(f"{name}.bias", rows) for name, rows in parts]) if bias else None
         return self._linears.column(weight, biases, unit=unit, parts=cut_in)
 
     def row_parallel(self, name: str, columns: range, *, unit: int, units: int, bias: bool) -> RowLayer:
         """Returns the projection called ``name`` over the input elements this rank owns."""
-        weight = self._tensor(f"{name}.weight", None, columns)
-        return self._linears.row(weight, self._tensor(f"{name}.bias") if bias else None, unit=unit, units=units)
+        weight = self._load(WeightPart(f"{name}.weight", None, columns))
+        biases = self._load(WeightPart(f"{name}.bias")) if bias else None
+        return self._linears.row(weight, biases, unit=unit, units=units)
 
     def head_norm(self, heads: AttentionSlice) -> RMSNorm | None:
         """Returns one norm over the rank's query heads and then its key heads; None when the model has none."""
         if not self._config.qk_norm:
             return None
-        query, key = self._tensor("self_attn.q_norm.weight"), self._tensor("self_attn.k_norm.weight")
+        query, key = (self._load(WeightPart(f"self_attn.{name}.weight")) for name in ("q_norm", "k_norm"))
         rows = [query.expand(len(heads.heads), -1), key.expand(len(heads.kv_heads), -1)]
         return RMSNorm(torch.cat(rows), self._config.rms_norm_eps)
 
-    def _tensor(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
-        tensor = self._reader.read(self._prefix + name, rows, columns)
-        return tensor.to(device=self._device, dtype=self._dtype).contiguous()
+    def _load(self, *parts: WeightPart) -> torch.Tensor:
+        whole = [part._replace(name=self._prefix + part.name) for part in parts]
+        return self._reader.load(whole, dtype=self._dtype, device=self._device)
 
 
 class DecoderLayer:

@@ -12,7 +12,7 @@ from runtime.kv_cache import KVCache, PagedKVCache, Span
 from runtime.model_config import ModelConfig
 from runtime.rope import RotaryEmbedding
 from runtime.tiled_attention import KEY_BLOCK, AttentionShapes, tiled_visible
-from runtime.weights import WeightReader
+from runtime.weights import WeightPart, WeightReader
 from tp.embedding import ParallelLMHead, VocabularyParallelEmbedding
 from tp.group import TensorParallelGroup
 from tp.invariant_products import InvariantProductFactory
@@ -69,10 +69,11 @@ class DecoderStage:
         self._head: ParallelLMHead | None = None
         rows = range(self.vocabulary.start, self.vocabulary.valid_stop)
         if layers.start == 0:
-            weight = reader.read(EMBEDDING, rows).to(device=device, dtype=dtype)
+            weight = reader.load([WeightPart(EMBEDDING, rows)], dtype=dtype, device=device)
             self._embedding = VocabularyParallelEmbedding(weight, self.vocabulary, group)
         if layers.stop == config.num_layers:
-            self._final_norm = RMSNorm(reader.read(FINAL_NORM).to(device=device, dtype=dtype), config.rms_norm_eps)
+            norm = reader.load([WeightPart(FINAL_NORM)], dtype=dtype, device=device)
+            self._final_norm = RMSNorm(norm, config.rms_norm_eps)
             if config.tie_word_embeddings and self._embedding is not None:
                 self._head = self._head_of(self._embedding.weight, self.vocabulary)
             else:
@@ -81,8 +82,8 @@ class DecoderStage:
     def load_head(self, reader: WeightReader, piece: VocabularySlice) -> ParallelLMHead:
         """Returns the LM head of one vocabulary slice."""
         name = EMBEDDING if self.config.tie_word_embeddings else LM_HEAD
-        weight = reader.read(name, range(piece.start, piece.valid_stop)).to(device=self.device, dtype=self.dtype)
-        return self._head_of(weight.contiguous(), piece)
+        parts = [WeightPart(name, range(piece.start, piece.valid_stop))]
+        return self._head_of(reader.load(parts, dtype=self.dtype, device=self.device), piece)
 
     def _head_of(self, weight: torch.Tensor, piece: VocabularySlice) -> ParallelLMHead:
         # Whatever rank a slice belongs to, here and where it is audited its logits are computed in one form.

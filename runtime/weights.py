@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +12,22 @@ from safetensors import safe_open
 
 from runtime.checkpoint import Checkpoint
 from runtime.gguf_checkpoint import GgufCheckpoint
+from runtime.kept_weights import KeptWeights
 from runtime.model_config import ModelConfig
+
+
+class WeightPart(NamedTuple):
+    """A slice of a checkpoint's tensor.
+
+    Attributes:
+        name: Its Hugging Face name.
+        rows: Contiguous rows (elements of a vector); None is all.
+        columns: Contiguous columns of a matrix; None is all.
+    """
+
+    name: str
+    rows: range | None = None
+    columns: range | None = None
 
 
 class WeightReader:
@@ -19,11 +35,33 @@ class WeightReader:
 
     Args:
         checkpoint: What ``open_checkpoint`` returned.
+        kept: Where what is loaded stays for the next process of this rank, or was left by the last one; None = nowhere.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, kept: KeptWeights | None = None) -> None:
         self._checkpoint = checkpoint
+        self._kept = kept
         self._handles: dict[Path, Any] = {}
+
+    def load(self, parts: Sequence[WeightPart], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Returns slices, one below the other, as a model computes with them: contiguous; never write to it.
+
+        Args:
+            parts: At least one slice; all have the same number of columns.
+            dtype: To what they are rounded.
+            device: Where they go.
+        """
+        if self._kept is None:
+            return self._joined(parts, dtype, device)
+        name = f"{dtype} " + " ".join(f"{part.name}[{_shown(part.rows)},{_shown(part.columns)}]" for part in parts)
+        weight = self._kept.find(name)
+        if weight is None:
+            weight = self._kept.keep(name, self._joined(parts, dtype, torch.device("cpu")))
+        return weight.to(device)
+
+    def _joined(self, parts: Sequence[WeightPart], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        weights = [self.read(*part).to(device=device, dtype=dtype).contiguous() for part in parts]
+        return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     def read(self, name: str, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
         """Returns a tensor, or rows and columns of it, on the CPU in the dtype it is stored in (GGUF: float32).
@@ -42,6 +80,10 @@ class WeightReader:
         cuts = [slice(None) if part is None else slice(part.start, part.stop) for part in (rows, columns)]
         tensor: torch.Tensor = stored[tuple(cuts[: len(stored.get_shape())])]
         return tensor
+
+
+def _shown(part: range | None) -> str:
+    return "" if part is None else f"{part.start}:{part.stop}"
 
 
 def resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:

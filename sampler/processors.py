@@ -144,7 +144,16 @@ def load_processors(specs: Sequence[str] = ()) -> ProcessorRegistry:
     Raises:
         ProcessorLoadError: A module or a name in it does not exist, what is there is no processor, or two share a name.
     """
-    return ProcessorRegistry({name: _load(spec) for name, spec in named_processors(specs).items()})
+    return load_named_processors(named_processors(specs))
+
+
+def load_named_processors(sources: Mapping[str, str]) -> ProcessorRegistry:
+    """Returns the registry of what ``named_processors`` found.
+
+    Raises:
+        ProcessorLoadError: As ``load_processors`` does.
+    """
+    return ProcessorRegistry({name: _load(spec) for name, spec in sources.items()})
 
 
 def _load(spec: str) -> LogitProcessor:

@@ -27,11 +27,14 @@ class ZygoteNode:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
+        self.folder = socket.parent
+        """Where ranks run."""
         self.environ = {**os.environ, "PYTHONPATH": PATH}
         self.agent = subprocess.Popen(
             [sys.executable, "-c", AGENT.format(before="pass"), str(self.socket)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            cwd=self.folder,
             env=self.environ,
         )
         assert self.agent.stdout is not None
@@ -45,7 +48,7 @@ class ZygoteNode:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=self.socket.parent,
+            cwd=self.folder,
             env={**self.environ, **ours, **environ},
             text=True,
         )

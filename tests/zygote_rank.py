@@ -11,11 +11,20 @@ from pathlib import Path
 
 from launch.node.progress_record import Phase, ProgressRecord
 
+_PREPARED: list[list[str]] = []
 
-def main(argv: list[str], record: ProgressRecord) -> int:
+
+def prepare(argv: list[str]) -> list[str]:
+    """Returns what the ranks of a command line share: where it was made, how often that was done, and for what."""
+    _PREPARED.append(argv)
+    return [str(os.getpid()), str(len(_PREPARED)), *argv]
+
+
+def main(argv: list[str], record: ProgressRecord, prepared: list[str] | None, weights_file: int | None) -> int:
     """Runs one of: ``say``, ``exit CODE``, ``signal NUMBER``, ``raise``, ``sleep``, ``step``; returns the exit code."""
     action, *rest = argv
     if action == "step":
+        _note_weights(Path(rest[0]), weights_file)
         return _step(Path(rest[0]), record)
     if action == "say":
         said = {
@@ -25,6 +34,8 @@ def main(argv: list[str], record: ProgressRecord) -> int:
             "stdin": sys.stdin.read(),
             "files": len(list(Path("/proc/self/fd").iterdir())),
             "parent": os.getppid(),
+            "prepared": prepared,
+            "weights_file": weights_file,
         }
         print(json.dumps(said), flush=True)
         print("to stderr", file=sys.stderr, flush=True)
@@ -38,6 +49,17 @@ def main(argv: list[str], record: ProgressRecord) -> int:
         print(os.getpid(), flush=True)
         time.sleep(600)
     return 0
+
+
+def _note_weights(folder: Path, weights_file: int | None) -> None:
+    """Says in a file ``weights-<rank>.<epoch>`` what earlier epochs left, and leaves the epoch's number."""
+    rank, epoch = os.environ["RANK"], os.environ["LOCKSTEP_EPOCH"]
+    said = folder / f"weights-{rank}.{epoch}"
+    if weights_file is None:
+        said.write_text("None")
+        return
+    said.write_bytes(os.pread(weights_file, 100, 0))
+    os.pwrite(weights_file, f"{rank}.{epoch} ".encode(), os.fstat(weights_file).st_size)
 
 
 def _step(folder: Path, record: ProgressRecord) -> int:

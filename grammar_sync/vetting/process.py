@@ -6,8 +6,6 @@ a worker crashes on, hangs in or swells to is gone with it.
 
 from __future__ import annotations
 
-import gc
-import importlib
 import logging
 import os
 import resource
@@ -16,7 +14,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +21,6 @@ from typing import NamedTuple
 import msgspec
 
 from grammar_sync.engines.backend import GrammarBackend
-from grammar_sync.engines.prepared import CompileError
-from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting.lanes import Lanes
 from grammar_sync.vetting.messages import (
     Answer,
@@ -47,6 +42,7 @@ from grammar_sync.vetting.messages import (
     to_frame,
     write_all,
 )
+from grammar_sync.vetting.warm_backend import WarmBackend, own_backend
 from grammar_sync.vetting.worker import Job, limit_this_process, memory_refusal, vet
 
 _WALL_FACTOR = 3
@@ -62,10 +58,6 @@ _UNKNOWN_DEATHS: Mapping[int, str] = {
     1: "internal error of the grammar compiler",
     -signal.SIGKILL: "the grammar compiler was killed while it worked on it",
 }
-_WARM_UP = (
-    GrammarSpec("json_schema", '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"string"}}}'),
-    GrammarSpec("regex", "[a-z]+"),
-)
 _LOG = logging.getLogger(__name__)
 
 
@@ -96,12 +88,13 @@ class _Worker:
     buffer: FrameBuffer = field(default_factory=FrameBuffer)
 
 
-def serve(connection: socket.socket, on_fork: Callable[[], None]) -> None:
+def serve(connection: socket.socket, on_fork: Callable[[], None], born_with: WarmBackend | None = None) -> None:
     """Vets what is asked for through ``connection`` until it is closed; the process must have one thread.
 
     Args:
         connection: To the rank; the first message is a ``Setup``.
         on_fork: Called first in each worker: ties its life to this process.
+        born_with: Engines that are there already; used where they are those of the ``Setup``.
     """
     os.nice(_NICENESS)
     inbox = FrameBuffer()
@@ -111,23 +104,10 @@ def serve(connection: socket.socket, on_fork: Callable[[], None]) -> None:
             return
         frames = inbox.frames()
     setup = msgspec.msgpack.decode(frames[0], type=Setup)
-    process = VettingProcess(connection, setup, _make_backend(setup), on_fork)
+    backend = born_with.backend if born_with is not None and born_with.fits(setup) else own_backend(setup)
+    process = VettingProcess(connection, setup, backend, on_fork)
     process.take(frames[1:])
     process.run(inbox)
-
-
-def _make_backend(setup: Setup) -> GrammarBackend:
-    module, _, name = setup.backend.partition(":")
-    backend: GrammarBackend = getattr(importlib.import_module(module), name)(setup.vocabulary, setup.policy)
-    # What is made at first use would otherwise be made in every worker, and lost with it.
-    for spec in _WARM_UP:
-        with suppress(CompileError):
-            for prepared in backend.prepare(spec):
-                backend.compile(prepared)
-    # What the collector never looks at is never copied in a worker.
-    gc.collect()
-    gc.freeze()
-    return backend
 
 
 class VettingProcess:

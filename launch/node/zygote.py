@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ class Forked(NamedTuple):
 
     argv: list[str]
     record: ProgressRecord
+    prepared: object
+    weights_file: int | None
 
 
 def start_zygote(path: Path, module: str) -> int | None:
@@ -49,7 +52,9 @@ def start_zygote(path: Path, module: str) -> int | None:
 
     Args:
         path: Where its socket is made; only its owner can reach it.
-        module: What ranks run: its ``main`` takes a command line and a progress record, and returns an exit code.
+        module: What ranks run. Its ``prepare`` takes a command line and returns what its ranks share; its ``main``
+            takes the command line, a progress record, what was prepared and the descriptor of a memory file or None,
+            and returns an exit code.
 
     Raises:
         OSError: The socket cannot be made, or the system has no room for a process.
@@ -83,8 +88,7 @@ def _run_zygote(listener: socket.socket, parent_pid: int, module: str) -> NoRetu
         # Ranks never search what is imported for garbage: it would take their time and copy every page.
         gc.freeze()
         gc.enable()
-        forked = _Zygote(listener).serve()
-        code = rank_main.main(forked.argv, forked.record)
+        code = rank_main.main(*_Zygote(listener, rank_main.prepare).serve())
     except Exception:  # noqa: BLE001 - the process boundary: nothing may run on in the agent's code
         traceback.print_exc()
     finally:
@@ -102,6 +106,7 @@ class _Supervised:
         connection: To the supervisor.
         kept: Its process.
         is_watched: Whether the run's keeper judges it; then ``kept.rank`` is its rank.
+        weights_file: Where its processes leave their weights to the next one; None where there is no next one.
     """
 
     request: ForkRequest
@@ -109,6 +114,15 @@ class _Supervised:
     connection: socket.socket
     kept: KeptRank
     is_watched: bool
+    weights_file: int | None
+
+    def close(self) -> None:
+        """Closes its files in this process."""
+        for file in self.files:
+            os.close(file)
+        if self.weights_file is not None:
+            os.close(self.weights_file)
+        self.kept.close()
 
 
 class _Zygote:
@@ -116,10 +130,17 @@ class _Zygote:
 
     Ranks of a run that is to be recovered have a keeper: when it ends their epoch, all are forked anew, and their
     supervisors notice nothing.
+
+    Args:
+        listener: Where supervisors ask.
+        prepare: Returns what the ranks of a command line share; called once before the first of them is forked.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, prepare: Callable[[list[str]], object]) -> None:
         self._listener = listener
+        self._prepare = prepare
+        self._prepared_for: tuple[list[str], str] | None = None
+        self._prepared: object = None
         self._selector = selectors.DefaultSelector()
         self._pid = os.getpid()
         self._ranks: list[_Supervised] = []
@@ -144,12 +165,16 @@ class _Zygote:
             connection.close()
             return None
         request, files = received
+        self._prepare_for(request)
         settings = RecoverySettings.read(request.environ)
         if settings is not None and self._keeper is None:
             self._keeper = RankKeeper(settings, RunFolder(Path(request.environ[RUN_FOLDER])))
         rank = int(request.environ.get("RANK", "0"))
         kept = KeptRank(rank, ProgressRecord.create(), StackDump.create())
-        one = _Supervised(request, files, connection, kept, settings is not None)
+        weights_file = None
+        if settings is not None and settings.max_recoveries:
+            weights_file = os.memfd_create("lockstep-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        one = _Supervised(request, files, connection, kept, settings is not None, weights_file)
         self._ranks.append(one)
         forked = self._fork(one)
         if forked is None:
@@ -157,6 +182,18 @@ class _Zygote:
             send_number(connection, kept.pid)
             self._selector.register(connection, selectors.EVENT_READ, partial(self._kill, one))
         return forked
+
+    def _prepare_for(self, request: ForkRequest) -> None:
+        """Makes what the ranks of a command line share, unless it is there already."""
+        wanted = (request.argv, request.folder)
+        if wanted == self._prepared_for:
+            return
+        self._prepared_for = wanted
+        gc.disable()
+        # The paths of a command line mean files of its own folder.
+        self._prepared = self._prepare(request.argv) if request.folder == str(Path.cwd()) else None
+        gc.freeze()
+        gc.enable()
 
     def _fork(self, one: _Supervised) -> Forked | None:
         """Forks a rank's process; returns what it is to be, in that process."""
@@ -213,9 +250,7 @@ class _Zygote:
         if one.connection in self._selector.get_map():
             self._selector.unregister(one.connection)
         one.connection.close()
-        for file in one.files:
-            os.close(file)
-        one.kept.close()
+        one.close()
         self._ranks.remove(one)
 
     def _kill(self, one: _Supervised) -> None:
@@ -241,12 +276,11 @@ class _Zygote:
         for file, standard in zip(one.files, STANDARD_FILES, strict=True):
             os.dup2(file, standard)
         for other in self._ranks:
-            for file in other.files:
-                os.close(file)
+            other.connection.close()
             if other is not one:
-                other.connection.close()
-                other.kept.close()
-        one.connection.close()
+                other.close()
+        for file in one.files:
+            os.close(file)
         one.kept.stacks.answer()
         request = one.request
         os.environ.clear()
@@ -256,4 +290,5 @@ class _Zygote:
             os.environ[EPOCH] = str(self._keeper.epoch)
         os.chdir(request.folder)
         sys.argv[1:] = request.argv
-        return Forked(request.argv, one.kept.record)
+        prepared = self._prepared if self._prepared_for == (request.argv, request.folder) else None
+        return Forked(request.argv, one.kept.record, prepared, one.weights_file)

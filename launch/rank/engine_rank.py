@@ -9,32 +9,32 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
 from grammar_sync.fill_pool import FillPool
-from grammar_sync.reasoning import ReasoningVocabulary
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
 from launch.node.digests import kept_digests
 from launch.node.progress_record import Phase, ProgressRecord
 from launch.node.run_folder import RunFolder
 from launch.options import EngineOptions
 from launch.rank.compute_choice import agreed_compute
+from launch.rank.decisions import Decisions, keep_decisions, recall_decisions
 from launch.rank.digest_exchange import leave_digests
 from launch.rank.grammar_compiler import GrammarProcessStarter, RankGrammars, RunningProcess, grammars_of_rank
-from launch.rank.groups import RankGroups
 from launch.rank.invariant_start import agreed_invariant
 from launch.rank.kv_size import agreed_kv_blocks
 from launch.rank.output_check_process import start_output_check
+from launch.rank.preparation import FirstStageParts, PreparedEngine
 from launch.rank.reporter import CountedParts, RankReporter, StatisticsBox
 from launch.rank.start import StartedRank, bring_up
 from launch.rank.start_barrier import meet
+from launch.rank.start_facts import share_facts
 from launch.rank.trace import RankTrace
-from pp.link import Tag
+from launch.rank.weights_kept import kept_weights
 from pp.partition import layer_ranges
-from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, load_audit_heads
+from runtime.assembly import FirstStagePart, build_engine, load_audit_heads
 from runtime.checkpoint import open_checkpoint
 from runtime.client_socket import LeaderSocket
 from runtime.comm_error import COMM_ERRORS
@@ -51,11 +51,9 @@ from runtime.request_builder import RequestBuilder
 from runtime.request_limits import RequestLimits
 from runtime.scheduler import Scheduler
 from runtime.step_planner import SchedulerLimits
-from runtime.thinking import reasoning_of
-from runtime.thinking_fields import marker_pair
-from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
-from sampler.processors import load_processors
+from sampler.processor_names import named_processors
+from sampler.processors import load_named_processors
 from tp.invariant_products import InvariantProductFactory
 from tp.products import ProductFactory
 
@@ -71,16 +69,6 @@ _TRACING_FRONT_EXIT_S = 300.0
 """The front side writes the trace before it leaves."""
 
 
-class StartFacts(msgspec.Struct, frozen=True):
-    """What the leader alone can know before the first step, since later stages hold no tokenizer.
-
-    Args:
-        eos_token_ids: What ends an output: the union of tokenizer, generation and model configuration.
-    """
-
-    eos_token_ids: tuple[int, ...]
-
-
 class Rank:
     """This process as one of the engine's ranks.
 
@@ -89,20 +77,32 @@ class Rank:
         environment: What torchrun says.
         argv: The command line, for the front side that the leader may have to start.
         record: Where this rank notes what it does.
+        prepared: What this process was forked with; None when it makes all by itself.
+        weights_file: The memory file for the weights of this rank, over all epochs; None when there are no others.
     """
 
     def __init__(
-        self, options: EngineOptions, environment: RankEnvironment, argv: list[str], record: ProgressRecord
+        self,
+        options: EngineOptions,
+        environment: RankEnvironment,
+        argv: list[str],
+        record: ProgressRecord,
+        *,
+        prepared: PreparedEngine | None = None,
+        weights_file: int | None = None,
     ) -> None:
         self.phase = "start"
         self._record = record
         self.stage, self.tp_rank = divmod(environment.rank, options.tp)
+        self._prepared = prepared
+        self._weights_file = weights_file
         self._options = options
         self._environment = environment
         self._argv = argv
         self._front: subprocess.Popen[bytes] | None = None
         self._socket: LeaderSocket | None = None
-        self._grammar_starter = GrammarProcessStarter(os.environ)
+        engines = prepared.engines() if prepared is not None and environment.rank == 0 else None
+        self._grammar_starter = GrammarProcessStarter(os.environ, engines)
         self._grammar_process: RunningProcess | None = None
         self._checker: OutputChecker | None = None
         self._trace: RankTrace | None = None
@@ -120,7 +120,12 @@ class Rank:
         if options.trace is not None:
             self._trace = RankTrace(options.trace, options, environment)
         engine, ready = self._build(started)
-        meet(started.store, "loaded", environment, options.start_timeout_s)
+        # Before any client can hear that the ranks are up: from now on a fault is survived.
+        self._record.enter_phase(Phase.IDLE)
+        meet(started.store, "loaded", environment, options.start_timeout_s, self._record.beat)
+        if self._prepared is not None and self.stage > 0:
+            # It takes time, which there is now: the leader has yet to hear of its clients.
+            self._prepared.drop_first_stage()
         self.phase = "run"
         if self._socket is not None:
             self._socket.send([ready])
@@ -165,48 +170,52 @@ class Rank:
 
     def _build(self, started: StartedRank) -> tuple[RankEngine, EngineReady]:
         options, groups, device = self._options, started.groups, started.device
-        checkpoint = open_checkpoint(options.model)
+        prepared = self._prepared
+        checkpoint = open_checkpoint(options.model) if prepared is None else prepared.checkpoint
         config = checkpoint.config
         check_parallel(config, options.tp, options.pp)
-        compute = agreed_compute(options, config, device, self._environment.rank)
+        earlier = recall_decisions(started.run_store, self._environment)
+        compute = earlier.compute() if earlier else agreed_compute(options, config, device, self._environment.rank)
         invariant = agreed_invariant(options, config, device, self._environment, started.store)
-        dtype = compute.dtype
         layers = layer_ranges(config.num_layers, options.pp, options.pp_layers)
         max_model_len = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
-        reader = WeightReader(checkpoint)
+        kept = kept_weights(self._weights_file, checkpoint, compute, device, invariant=options.invariant)
+        reader = WeightReader(checkpoint, kept)
         stage = DecoderStage(
             config,
             reader,
             layers[groups.link.stage],
             groups.tensor_parallel,
-            dtype=dtype,
+            dtype=compute.dtype,
             device=device,
             products=ProductFactory(compute.products) if invariant is None else _invariant_products(invariant, device),
         )
         audits = options.audit and groups.link.is_last
         audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if audits else None
-        # What weights take is known only when every rank of the node has them.
-        meet(started.store, "weights", self._environment, options.start_timeout_s)
-        token_bytes = kv_bytes_per_token(config, layers, options.tp, dtype.itemsize)
-        kv_blocks = agreed_kv_blocks(options, token_bytes, max_model_len, device, self._environment.local_world_size)
-        kv_cache_tokens = kv_blocks * KV_BLOCK_TOKENS
-        tokenizer = Tokenizer.load(options.model) if groups.link.is_first else None
-        facts = _share_facts(groups, tokenizer, config.eos_token_ids)
-        processors = load_processors(options.logit_processors)
-        first_stage, leader = None, None
-        if tokenizer is not None:
-            limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens, _DEFAULT_MAX_TOKENS)
-            vocabulary = grammar_vocabulary(tokenizer, config, facts.eos_token_ids)
-            named = marker_pair(options.reasoning_start_marker, options.reasoning_marker)
-            reasoning = reasoning_of(tokenizer, vocabulary, named)
+        if kept is not None:
+            kept.complete()
+        if earlier is None:
+            # What weights take is known only when every rank of the node has them.
+            meet(started.store, "weights", self._environment, options.start_timeout_s)
+            token_bytes = kv_bytes_per_token(config, layers, options.tp, compute.dtype.itemsize)
+            local_ranks = self._environment.local_world_size
+            earlier = Decisions.of(compute, agreed_kv_blocks(options, token_bytes, max_model_len, device, local_ranks))
+            keep_decisions(started.run_store, self._environment, earlier)
+        kv_cache_tokens = earlier.kv_blocks * KV_BLOCK_TOKENS
+        parts = None
+        if groups.link.is_first:
+            parts = FirstStageParts.load(options, config) if prepared is None else prepared.first_stage
+        facts = share_facts(groups, parts)
+        sources = named_processors(options.logit_processors) if prepared is None else prepared.processors
+        processors = load_named_processors(sources)
+        leader, first_stage = None, None
+        if parts is not None:
             if self._environment.rank == 0:
-                markers = None if reasoning is None else reasoning.markers
-                builder = RequestBuilder(tokenizer, limits, processors, markers)
-                leader = self._leader(tokenizer, builder, reasoning, facts)
-            wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
-            pool = FillPool(threads=min(_MAX_FILL_THREADS, torch.get_num_threads()))
-            self._grammars = grammars_of_rank(vocabulary, options, self._grammar_process, self._grammar_starter, wake)
-            first_stage = FirstStagePart(vocabulary, self._grammars.agreed, reasoning, pool)
+                limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens, _DEFAULT_MAX_TOKENS)
+                markers = None if parts.reasoning is None else parts.reasoning.markers
+                builder = RequestBuilder(parts.tokenizer, limits, processors, markers)
+                leader = self._leader(parts, builder)
+            first_stage = self._first_stage(parts)
         scheduler = Scheduler(_scheduler_limits(options, kv_cache_tokens), facts.eos_token_ids)
         engine = build_engine(
             group=groups.tensor_parallel,
@@ -222,11 +231,10 @@ class Rank:
             tracer=None if self._trace is None else self._trace.tracer,
             record=self._record,
         )
-        dtype_name = str(dtype).removeprefix("torch.")
         ready = EngineReady(
             options.tp,
             options.pp,
-            dtype_name,
+            earlier.dtype,
             device.type,
             max_model_len,
             compute.why,
@@ -235,13 +243,20 @@ class Rank:
         )
         return engine, ready
 
-    def _leader(
-        self,
-        tokenizer: Tokenizer,
-        builder: RequestBuilder,
-        reasoning: ReasoningVocabulary | None,
-        facts: StartFacts,
-    ) -> Leader:
+    def _first_stage(self, parts: FirstStageParts) -> FirstStagePart:
+        wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
+        pool = FillPool(threads=min(_MAX_FILL_THREADS, torch.get_num_threads()))
+        self._grammars = grammars_of_rank(
+            parts.vocabulary,
+            parts.backend,
+            self._options,
+            process=self._grammar_process,
+            start=self._grammar_starter,
+            on_finished=wake,
+        )
+        return FirstStagePart(parts.vocabulary, self._grammars.agreed, parts.reasoning, pool)
+
+    def _leader(self, parts: FirstStageParts, builder: RequestBuilder) -> Leader:
         options = self._options
         endpoint = self._front_endpoint()
         self._socket = LeaderSocket(endpoint, self._environment.epoch_of_run)
@@ -257,11 +272,11 @@ class Rank:
         return Leader(
             self._socket,
             builder,
-            tokenizer,
+            parts.tokenizer,
             clock,
             self._front_is_alive,
-            eos_token_ids=facts.eos_token_ids,
-            reasoning=reasoning,
+            eos_token_ids=parts.eos_token_ids,
+            reasoning=parts.reasoning,
             held=None if self._checker is None else HeldOutputs(self._checker),
             statistics=self._statistics.take,
         )
@@ -303,16 +318,3 @@ def _scheduler_limits(options: EngineOptions, kv_cache_tokens: int) -> Scheduler
         block_tokens=KV_BLOCK_TOKENS,
         prefix_cache=options.prefix_cache,
     )
-
-
-def _share_facts(groups: RankGroups, tokenizer: Tokenizer | None, config_eos: tuple[int, ...]) -> StartFacts:
-    """Returns the first stage's facts on every rank; every rank calls it once, before the first step."""
-    group, link = groups.tensor_parallel, groups.link
-    if tokenizer is not None:
-        facts = StartFacts(tuple(sorted({*tokenizer.eos_token_ids, *config_eos})))
-        frame = group.broadcast_frame(msgspec.msgpack.encode(facts) if group.rank == 0 else None)
-    else:
-        frame = link.receive_frame(link.stage - 1, Tag.INTAKE)
-    if not link.is_last:
-        link.send_frame(frame, link.stage + 1, Tag.INTAKE)
-    return msgspec.msgpack.decode(frame, type=StartFacts)

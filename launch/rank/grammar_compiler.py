@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.compiler import ThreadedGrammarCompiler
-from grammar_sync.engines.factory import MAKE_BACKEND, make_backend
+from grammar_sync.engines.backend import GrammarBackend
+from grammar_sync.engines.factory import MAKE_BACKEND
 from grammar_sync.vetting.messages import Setup, VettingLimits
 from grammar_sync.vetting.outcome_store import FolderStore
 from grammar_sync.vetting.service import CompileProcess, VettingService
+from grammar_sync.vetting.warm_backend import WarmBackend
 from grammar_sync.vocabulary import GrammarVocabulary
 from launch.environment import with_import_path, without_rank_variables
 from launch.node.this_process import has_threads
@@ -49,9 +51,11 @@ class GrammarProcessStarter:
 
     Args:
         environ: The environment of a process that is executed.
+        born_with: Engines that a forked process need not make; None = it makes its own.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], born_with: WarmBackend | None = None) -> None:
+        self._born_with = born_with
         self._environ = {**with_import_path(without_rank_variables(environ)), "OMP_NUM_THREADS": "1"}
 
     def __call__(self) -> RunningProcess:
@@ -66,7 +70,7 @@ class GrammarProcessStarter:
             pid = os.fork()
             if pid == 0:
                 ours.close()
-                run_compile_process(theirs, parent_pid)
+                run_compile_process(theirs, parent_pid, self._born_with)
         else:
             command = [sys.executable, "-m", "launch.rank.grammar_process", str(theirs.fileno()), str(parent_pid)]
             os.set_inheritable(theirs.fileno(), True)
@@ -92,13 +96,14 @@ class RankGrammars:
 
 def grammars_of_rank(
     vocabulary: GrammarVocabulary,
+    backend: GrammarBackend,
     options: EngineOptions,
+    *,
     process: CompileProcess | None,
     start: Callable[[], CompileProcess],
     on_finished: Callable[[], None] | None,
 ) -> RankGrammars:
     """Returns what has a first-stage rank's grammars compiled; with a compile process it vets for its stage too."""
-    backend = make_backend(vocabulary, options.grammar_backend)
     compiler = ThreadedGrammarCompiler(backend, cache_limit_bytes=options.grammar_cache_bytes, on_finished=on_finished)
     vetting = None
     if process is not None:

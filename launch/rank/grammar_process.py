@@ -18,10 +18,11 @@ if __name__ == "__main__":
     die_with_parent(signal.SIGKILL, sys.argv[2])
 
 from grammar_sync.vetting.process import serve
+from grammar_sync.vetting.warm_backend import WarmBackend
 from launch.node.this_process import name_process
 
 
-def run_compile_process(connection: socket.socket, parent_pid: int) -> NoReturn:
+def run_compile_process(connection: socket.socket, parent_pid: int, born_with: WarmBackend | None = None) -> NoReturn:
     """Is the compile process: nothing of it reaches the terminal but Python's own errors."""
     code = 1
     try:
@@ -33,7 +34,7 @@ def run_compile_process(connection: socket.socket, parent_pid: int) -> NoReturn:
         terminal = os.fdopen(os.dup(2), "w", encoding="utf-8")
         _keep_only(connection.fileno(), terminal.fileno())
         logging.basicConfig(format="lockstep grammar compiler: %(levelname)s %(message)s", stream=terminal, force=True)
-        serve(connection, on_fork=_tie_worker)
+        serve(connection, on_fork=_tie_worker, born_with=born_with)
         code = 0
     except Exception:
         logging.getLogger(__name__).exception("the compile process failed")

@@ -19,16 +19,13 @@ from launch.node.progress_record import ProgressRecord
 from launch.node.run_folder import RankReport, RunFolder
 from launch.node.this_process import name_process
 from launch.options import (
-    BenchDecodeCommand,
     BenchInvariantCommand,
     BenchSamplerCommand,
-    GenerateCommand,
-    RankCommand,
     SampleCommand,
-    ServeCommand,
 )
 from launch.output_file import OutputError
 from launch.rank.engine_rank import Rank
+from launch.rank.preparation import EngineCommand, PreparedEngine
 from launch.rank.start_barrier import StartError
 from launch.sample.rank import SampleRank
 from runtime.checkpoint_layout import CheckpointError
@@ -43,12 +40,31 @@ _LINGER_S = 0.1
 """How long a rank that is out of step stays, so that the others come to where their digests tell who is wrong."""
 
 
-def main(argv: list[str] | None = None, record: ProgressRecord | None = None) -> int:
+def prepare(argv: list[str]) -> PreparedEngine | None:
+    """Returns what the ranks that run ``argv`` share, made once; this process can be forked as before.
+
+    None when they share nothing, and when anything is wrong: then each of them meets the error, and reports it.
+    """
+    try:
+        command = parse_command(argv)
+        return PreparedEngine.make(command) if isinstance(command, EngineCommand) else None
+    except (ValueError, RuntimeError, OSError):
+        return None
+
+
+def main(
+    argv: list[str] | None = None,
+    record: ProgressRecord | None = None,
+    prepared: PreparedEngine | None = None,
+    weights_file: int | None = None,
+) -> int:
     """Runs this rank of ``lockstep`` with ``argv``; returns the exit code.
 
     Args:
         argv: The command line, without the program's name; this process's own when left out.
         record: Where this rank notes what it does, shared with whoever watches it; one of its own when left out.
+        prepared: What ``prepare`` returned for this command line, in the process that this one was forked from.
+        weights_file: A memory file of this rank and of those that will take its place, if any.
     """
     arguments = sys.argv[1:] if argv is None else argv
     # Python cannot run a handler while a collective waits in C++: the default action ends the rank at once.
@@ -56,7 +72,7 @@ def main(argv: list[str] | None = None, record: ProgressRecord | None = None) ->
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         environment = RankEnvironment.read(os.environ)
-        command = parse_command(arguments)
+        command = parse_command(arguments) if prepared is None else prepared.command
     except (RankEnvironmentError, UsageError, DefaultModelError) as error:
         print(f"lockstep: {error}", file=sys.stderr)
         return ExitCode.USAGE
@@ -64,8 +80,9 @@ def main(argv: list[str] | None = None, record: ProgressRecord | None = None) ->
     logging.basicConfig(format=f"lockstep rank {environment.rank}: %(levelname)s %(message)s", level=logging.WARNING)
     rank: AnyRank
     match command:
-        case GenerateCommand() | ServeCommand() | RankCommand() | BenchDecodeCommand():
-            rank = Rank(command.engine, environment, arguments, record or ProgressRecord.create())
+        case _ if isinstance(command, EngineCommand):
+            progress = record or ProgressRecord.create()
+            rank = Rank(command.engine, environment, arguments, progress, prepared=prepared, weights_file=weights_file)
         case SampleCommand():
             rank = SampleRank(command, environment)
         case BenchSamplerCommand():

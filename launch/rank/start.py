@@ -17,7 +17,7 @@ from launch.node.progress_record import ProgressRecord
 from launch.node.rank_processes import threads_per_rank
 from launch.options import RankOptions
 from launch.rank.groups import RankGroups, build_groups, warm_up
-from launch.rank.start_barrier import connect_store, meet
+from launch.rank.start_barrier import connect_store, epoch_store, meet
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class StartedRank:
     """A rank that can communicate.
 
     Args:
-        store: Shared by all ranks of this attempt.
+        run_store: Shared by all ranks of this attempt, those of later epochs too.
+        store: Shared by all ranks of this epoch.
         groups: Warm.
         device: This rank's device.
     """
 
+    run_store: Store
     store: Store
     groups: RankGroups
     device: torch.device
@@ -54,7 +56,8 @@ def bring_up(options: RankOptions, environment: RankEnvironment, record: Progres
         )
     torch.set_num_threads(threads_per_rank(options.threads_per_rank, environment.local_world_size))
     device = _device(options.device, environment)
-    store = connect_store(environment, options.start_timeout_s)
+    run_store = connect_store(environment, options.start_timeout_s)
+    store = epoch_store(run_store, environment)
     meet(store, "started", environment, options.start_timeout_s)
     if environment.chaos_folder is not None:
         install(Trigger(CellFolder(environment.chaos_folder), environment.rank, environment.epoch))
@@ -67,7 +70,7 @@ def bring_up(options: RankOptions, environment: RankEnvironment, record: Progres
     )
     groups = build_groups(options.tp, options.pp, timeout_s=options.group_timeout_s, device=device, record=record)
     warm_up(groups, device)
-    return StartedRank(store, groups, device)
+    return StartedRank(run_store, store, groups, device)
 
 
 def _device(asked: str, environment: RankEnvironment) -> torch.device:

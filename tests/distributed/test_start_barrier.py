@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -140,6 +141,14 @@ def test_two_barriers_do_not_mix() -> None:
     meet(store, "started", zero, 10)
     other.join(10)
     assert "ranks [1] did not reach 'loaded' in 0.2 s" in timed(lambda: meet(store, "loaded", zero, 0.2))[0]
+
+
+def test_a_rank_that_waits_shows_that_it_is_alive() -> None:
+    store, beats = PrefixStore("test", HashStore()), list[float]()
+    with pytest.raises(StartError):
+        meet(store, "started", environment(0, 2, 1), 1.0, lambda: beats.append(time.monotonic()))
+    assert max(after - before for before, after in itertools.pairwise(beats)) < 0.5
+    assert beats[-1] - beats[0] > 0.5
 
 
 def test_one_rank_meets_itself_at_once() -> None:

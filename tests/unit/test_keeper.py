@@ -124,6 +124,24 @@ def test_a_killed_rank_begins_a_new_epoch(node: ZygoteNode, tmp_path: Path, sig:
         assert started.end() == [0, 0, 0]
 
 
+def test_a_rank_leaves_its_weights_to_the_next_one(node: ZygoteNode, tmp_path: Path) -> None:
+    with run(node, tmp_path) as started:
+        for epoch in range(2):
+            started.epoch(epoch)[epoch].kill()
+        started.epoch(2)
+        for rank in range(started.size):
+            left = [(started.told / f"weights-{rank}.{epoch}").read_text() for epoch in range(3)]
+            assert left == ["", f"{rank}.0 ", f"{rank}.0 {rank}.1 "], "its own, and nobody else's"
+        assert started.end() == [0, 0, 0]
+
+
+def test_without_recoveries_no_weights_are_left(node: ZygoteNode, tmp_path: Path) -> None:
+    with run(node, tmp_path, recoveries=0) as started:
+        started.epoch(0)
+        assert (started.told / "weights-1.0").read_text() == "None"
+        assert started.end() == [0, 0, 0]
+
+
 def test_a_rank_that_leaves_early_is_a_fault(node: ZygoteNode, tmp_path: Path) -> None:
     with run(node, tmp_path) as started:
         started.epoch(0)

@@ -43,8 +43,27 @@ def test_a_rank_is_what_its_supervisor_would_have_been(node: ZygoteNode) -> None
     # The three standard ones, the one for its stacks, and the one that lists them.
     assert said["files"] == 5
     assert said["parent"] == node.zygote.pid
+    assert said["weights_file"] is None
     assert err == "to stderr\n"
     assert supervisor.returncode == 0
+
+
+def test_what_ranks_share_is_made_in_the_zygote_before_them(node: ZygoteNode) -> None:
+    def said(*argv: str) -> list[str] | None:
+        out, _ = node.supervisor("say", *argv).communicate("", timeout=SOON_S)
+        prepared: list[str] | None = json.loads(out)["prepared"]
+        return prepared
+
+    made = [str(node.zygote.pid), "1", "say"]
+    assert [said(), said()] == [made, made], "once for ranks of one command line"
+    assert said("else") == [str(node.zygote.pid), "2", "say", "else"]
+
+
+def test_nothing_is_prepared_for_ranks_of_another_folder(node: ZygoteNode, tmp_path: Path) -> None:
+    node.folder = tmp_path
+    out, _ = node.supervisor("say").communicate("", timeout=SOON_S)
+    said = json.loads(out)
+    assert (said["folder"], said["prepared"]) == (str(tmp_path), None)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +89,8 @@ def test_many_ranks_are_independent(node: ZygoteNode) -> None:
     for supervisor in supervisors:
         supervisor.communicate()
     assert node.zygote.children() == []
-    assert node.zygote.num_fds() <= 5
+    # Told first, closed then.
+    wait_until(lambda: node.zygote.num_fds() <= 5, SOON_S, "the zygote to close the files of its ranks")
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
