@@ -34,8 +34,8 @@ class Outcome:
     seconds: float
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns stdout as JSONL."""
-        return [json.loads(line) for line in self.stdout.splitlines()]
+        """Returns stdout as JSONL; a text may hold what Unicode, but not JSONL, calls the end of a line."""
+        return [json.loads(line) for line in self.stdout.split("\n") if line]
 
     @property
     def message(self) -> str:

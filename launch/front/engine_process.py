@@ -11,7 +11,7 @@ from typing import Protocol
 from launch.exit_codes import ExitCode
 from launch.front.fault_file import append_reports
 from launch.node.rank_fault import FaultReport
-from launch.node.rank_processes import RankProcesses, RanksFailedError
+from launch.node.rank_processes import RankProcesses, RanksFailedError, signals_held
 from launch.node.recovery_settings import RecoverySettings
 from launch.node.run_folder import RunFolder
 from launch.options import EngineOptions
@@ -78,6 +78,7 @@ class StartedEngine:
             append_reports(self._options.fault_report, reports)
         return reports
 
+    @signals_held()
     def stop(self) -> None:
         """Asks the ranks to leave, then ends them: done within five seconds, and the time to write a trace.
 
@@ -121,6 +122,7 @@ class AttachedEngine:
         """Returns nothing: under someone else's torchrun a fault of a rank ends the run."""
         return []
 
+    @signals_held()
     def stop(self) -> None:
         """Asks the ranks to leave; the leader waits for this process."""
         with suppress(ClientSocketError):

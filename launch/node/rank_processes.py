@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import msgspec
@@ -179,6 +181,19 @@ def raise_on_signals() -> None:
     """Turns SIGINT into ``Interrupted`` and SIGTERM into ``Terminated``: the ranks are ended on the way out."""
     signal.signal(signal.SIGINT, _raise_interrupted)
     signal.signal(signal.SIGTERM, _raise_terminated)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Keeps SIGINT and SIGTERM from this thread meanwhile; what came is raised at the end.
+
+    A second signal while a first one is on its way out would leave behind what the way out removes.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _raise_interrupted(_signum: int, _frame: object) -> None:
