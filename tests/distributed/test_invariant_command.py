@@ -83,12 +83,21 @@ def test_benchmark_compares_both_modes(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_default_model_has_the_same_bits_at_every_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param([(3, 1, ("--max-batch-tokens", "4")), (2, 2, ())], id="two"),
+        pytest.param([(2, 1, ()), (1, 2, ()), (1, 3, ())], marks=pytest.mark.sweep, id="more"),
+    ],
+)
+def test_default_model_has_the_same_bits_at_every_size(
+    tmp_path: Path, sizes: list[tuple[int, int, tuple[str, ...]]]
+) -> None:
     path = default_model_path()
     requests = [{"id": index, "max_tokens": 10, "logprobs": 2} | one for index, one in enumerate(REQUESTS)]
     requests[0]["prompt_logprobs"] = 0
     outputs = []
-    for tp, pp, others in ((1, 1, ()), (2, 1, ()), (3, 1, ("--max-batch-tokens", "4")), (1, 2, ()), (2, 2, ())):
+    for tp, pp, others in [(1, 1, ()), *sizes]:
         layout = ("--tp", str(tp), "--pp", str(pp), "--threads-per-rank", "1")
         result = command(path, tmp_path, "generate", requests, *layout, *others)
         assert result.returncode == 0, result.stderr

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long(40)
 START_S = 90.0
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.sweep)])
 def test_a_batch_survives_a_restart_of_all_ranks(tmp_path: Path, victim: int) -> None:
     """Rank 0 takes its front side with it, and the next rank 0 starts another."""
     model = write_tiny_checkpoint(tmp_path / "model", "llama", max_position_embeddings=1024)

@@ -69,7 +69,6 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(model: Any) -> Non
 @pytest.mark.parametrize(
     ("tp", "pp", "new_tokens"),
     [
-        (3, 1, 24),
         (2, 2, NEW_TOKENS),
         *(
             pytest.param(*size, NEW_TOKENS, marks=pytest.mark.sweep)

@@ -168,7 +168,7 @@ def test_more_schemas_are_exact_than_by_either_engine_alone(capsys: pytest.Captu
 
 
 @needs_cases
-@pytest.mark.parametrize("policy", ["auto", "llguidance"])
+@pytest.mark.parametrize("policy", ["auto", pytest.param("llguidance", marks=pytest.mark.sweep)])
 def test_schemas_are_enforced_or_refused(policy: Policy, capsys: pytest.CaptureFixture[str]) -> None:
     schemas = cases("json_schema")
     score = score_of(RoutingBackend(small_vocabulary(), policy))
