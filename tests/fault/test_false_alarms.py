@@ -30,6 +30,7 @@ def load() -> Iterator[None]:
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(1600)
 @pytest.mark.usefixtures("load")
 def test_ten_thousand_steps_under_load(tmp_path: Path) -> None:
     model = write_tiny_checkpoint(tmp_path / "model", "llama", max_position_embeddings=1024)
