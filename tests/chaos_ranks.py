@@ -59,7 +59,7 @@ def summed(rank: int, size: int, folder: str, rounds: int, armed_at: int) -> lis
         try:
             dist.all_reduce(tensor, group=group)
             results.append((tensor[0].item(), time.monotonic() - began_s))
-        except Exception as error:
+        except RuntimeError as error:
             results.append((f"{type(error).__name__}: {error}", time.monotonic() - began_s))
             break
     return results

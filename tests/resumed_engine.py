@@ -21,6 +21,7 @@ from launch.rank.groups import build_groups, warm_up
 from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary
 from runtime.checkpoint import open_checkpoint
+from runtime.engine_statistics import EngineStatistics
 from runtime.leader import Leader, LeaderLimits
 from runtime.messages import Accepted, ClientMessage, EngineMessage, EngineReady, Finished, Shutdown, Submit, TokenDelta
 from runtime.model import DecoderStage
@@ -75,8 +76,8 @@ class Client:
     seeds: dict[int, int] = field(default_factory=dict)
 
     def take(self, message: EngineMessage) -> None:
-        assert not isinstance(message, EngineReady)
-        for news in self.requests.take(message):  # type: ignore[arg-type] # a leader without statistics tells no others
+        assert not isinstance(message, EngineReady | EngineStatistics)
+        for news in self.requests.take(message):
             assert not isinstance(news, Finished) or news.error is None, news.error
             self.outputs[news.request_id].take(news)
             if isinstance(news, Accepted):

@@ -56,13 +56,19 @@ def pairs_of(combination: Combination) -> Iterable[Pair]:
         yield first, one, second, other
 
 
+def shuffled(combinations: Sequence[Combination], seed: int) -> list[Combination]:
+    """Returns ``combinations`` in another order, the same for the same seed."""
+    order = list(combinations)
+    random.Random(seed).shuffle(order)  # noqa: S311 - no secret is drawn
+    return order
+
+
 def pairwise(candidates: Sequence[Combination], seed: int = 0) -> list[Combination]:
     """Returns some of ``candidates`` that have every pair of values that any of them has; the same for the same seed.
 
     Greedy: the next one is that with most pairs not met yet; ``seed`` settles ties.
     """
-    order = list(candidates)
-    random.Random(seed).shuffle(order)  # noqa: S311 - no secret is drawn
+    order = shuffled(candidates, seed)
     holders: dict[Pair, list[int]] = {}
     for index, combination in enumerate(order):
         for pair in pairs_of(combination):

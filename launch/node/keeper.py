@@ -163,18 +163,23 @@ class RankKeeper:
         return False
 
     def judge(self) -> FaultReport | None:
-        """Looks at the ranks; returns a report when the epoch is over, else None."""
+        """Looks at the ranks; returns a report when the epoch is over, else None.
+
+        When the report says that the ranks recover, all of them are ended and the next epoch may be forked.
+        """
         self._look()
         trouble = self._trouble
         if trouble is None or self._clock() < trouble.due_s:
             return None
-        self._trouble = None
+        self._trouble, epoch = None, self.epoch
         own, lost = self._diverged(trouble.faults) or culprits(trouble.faults)
         why_not = self._why_not(own)
+        if not why_not and not self._end_epoch():
+            why_not = f"a process could not be ended in {_END_S:g} s"
         if why_not:
             self._is_closing = True
         report = FaultReport(
-            epoch=self.epoch,
+            epoch=epoch,
             culprits=own,
             consequences=lost,
             recovers=not why_not,
@@ -188,7 +193,7 @@ class RankKeeper:
             self._leave_last_words(report)
         return report
 
-    def end_epoch(self) -> bool:
+    def _end_epoch(self) -> bool:
         """Ends every rank; returns whether all are gone, so that the next epoch may begin.
 
         A process that cannot be ended, since it waits in the kernel for a device, may still hold what a next one needs.

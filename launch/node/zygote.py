@@ -223,7 +223,7 @@ class _Zygote:
         if report is None or self._keeper is None:
             return None
         watched = [one for one in self._ranks if one.is_watched]
-        if report.recovers and self._keeper.end_epoch():
+        if report.recovers:
             for one in watched:
                 self._forget_process(one)
             for one in watched:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from launch.chaos.faults import BY_ACTION, FAULTS, PLACES, Action, Injection, Place
 from launch.chaos.matrix import Matrix, is_named
-from launch.chaos.pairwise import Combination, Rule, allowed_combinations, pairwise
+from launch.chaos.pairwise import Combination, Rule, allowed_combinations, pairwise, shuffled
 
 MOMENTS = ("first", "middle", "last")
 _AXES = ("action", "call", "victim", "place", "moment")
@@ -79,8 +78,7 @@ def script_rules(calls: Calls) -> dict[str, Rule]:
 
 def _one_each(combinations: Sequence[Combination], seed: int) -> list[Combination]:
     """Returns one combination for each kind of fault, in the middle of a call, the calls in turn."""
-    order = list(combinations)
-    random.Random(seed).shuffle(order)  # noqa: S311 - no secret is drawn
+    order = shuffled(combinations, seed)
     used: Counter[str] = Counter()
     chosen = []
     for fault in FAULTS:
