@@ -60,7 +60,7 @@ class LinkError(RuntimeError):
 class LinkObserver(Protocol):
     """Told of every message sent: its name, its link, and its bytes with the header."""
 
-    def __call__(self, operation: str, group: str, payload_bytes: int) -> None:
+    def __call__(self, operation: str, group: str, payload_bytes: int, /) -> None:
         """Takes note of one send."""
 
 

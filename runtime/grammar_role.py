@@ -26,16 +26,16 @@ class GrammarRole(Protocol):
     def add(self, sequence: Sequence) -> None:
         """Begins to compile a new sequence's grammar, if it has one."""
 
-    def agree(self, step: int, waiting: tuple[int, ...]) -> Verdict:
+    def agree(self, step: int, waiting: tuple[int, ...], /) -> Verdict:
         """Returns the stage's verdict on the waiting sequences; every rank calls it in the same step."""
 
     def begin_masks(self, plan: StepPlan) -> None:
         """Begins to fill the masks of a plan's constrained rows, beside the forward pass."""
 
-    def send_masks(self, plan: StepPlan) -> tuple[int, ...] | None:
+    def send_masks(self, plan: StepPlan, /) -> tuple[int, ...] | None:
         """Sends the masks that were begun to the last stage; returns each row's checksum, None on later stages."""
 
-    def accept(self, sequence: Sequence) -> str | None:
+    def accept(self, sequence: Sequence, /) -> str | None:
         """Advances a sequence's grammar by its newest token; returns why it refused, or None."""
 
     def release(self, sequence: Sequence) -> None:
@@ -142,18 +142,18 @@ class LaterStageGrammars:
     def add(self, sequence: Sequence) -> None:
         """Does nothing: the first stage compiles."""
 
-    def agree(self, step: int, waiting: tuple[int, ...]) -> Verdict:  # noqa: ARG002
+    def agree(self, _step: int, _waiting: tuple[int, ...], /) -> Verdict:
         """Returns the first stage's verdict, after passing it on."""
         return relay_verdict(self._link, None)
 
     def begin_masks(self, plan: StepPlan) -> None:
         """Does nothing: the first stage fills masks."""
 
-    def send_masks(self, plan: StepPlan) -> tuple[int, ...] | None:  # noqa: ARG002
+    def send_masks(self, _plan: StepPlan, /) -> tuple[int, ...] | None:
         """Returns None: the first stage sends masks."""
         return None
 
-    def accept(self, sequence: Sequence) -> str | None:  # noqa: ARG002
+    def accept(self, _sequence: Sequence, /) -> str | None:
         """Returns None: the first stage accepts."""
         return None
 

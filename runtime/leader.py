@@ -61,7 +61,7 @@ class MessageSocket(Protocol):
     def send(self, messages: list[EngineMessage]) -> None:
         """Sends messages in order, without waiting."""
 
-    def receive(self, timeout_s: float) -> list[ClientMessage]:
+    def receive(self, timeout_s: float, /) -> list[ClientMessage]:
         """Returns what came, after waiting up to ``timeout_s`` for it."""
 
 

@@ -103,7 +103,7 @@ class CutSocket:
             self._client.take(message)
             self._left -= isinstance(message, TokenDelta | Finished)
 
-    def receive(self, timeout_s: float) -> list[ClientMessage]:  # noqa: ARG002
+    def receive(self, _timeout_s: float, /) -> list[ClientMessage]:
         if self.is_cut or not len(self._client.requests):
             return [Shutdown()]
         inbox, self._inbox = self._inbox, []

@@ -57,7 +57,7 @@ class CollectiveError(RuntimeError):
 class CollectiveObserver(Protocol):
     """Told of every collective: its name, its group, and the bytes this rank contributes or receives at once."""
 
-    def __call__(self, operation: str, group: str, payload_bytes: int) -> None:
+    def __call__(self, operation: str, group: str, payload_bytes: int, /) -> None:
         """Takes note of one collective."""
 
 

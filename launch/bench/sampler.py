@@ -66,7 +66,7 @@ class _Traffic:
 
     payloads: list[tuple[str, int]] = field(default_factory=list)
 
-    def __call__(self, operation: str, group: str, payload_bytes: int) -> None:  # noqa: ARG002
+    def __call__(self, operation: str, _group: str, payload_bytes: int, /) -> None:
         self.payloads.append((operation, payload_bytes))
 
 

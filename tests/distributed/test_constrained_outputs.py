@@ -96,35 +96,42 @@ def requests(grammars: list[dict[str, Any]], count: int, prompts: list[dict[str,
         }
 
 
-def check(
-    model: Path, lines: list[dict[str, Any]], folder: Path, judge: Judge, *more: str, timeout_s: float = 120.0
-) -> set[str]:
-    """Runs the requests on 2 x 2 ranks; returns the kinds of which an output was finished."""
+def generated(
+    model: Path, lines: list[dict[str, Any]], folder: Path, *more: str, timeout_s: float = 120.0
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Returns each output of the requests, run on 2 x 2 ranks, with its request's grammar."""
     source, target = folder / "in.jsonl", folder / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
     files = ("--input", str(source), "--output", str(target))
     options = ("--model", str(model), "--tp", "2", "--pp", "2", "--max-batch-tokens", "64", *more)
     outcome = run(*LOCKSTEP, "generate", *options, *files, timeout_s=timeout_s)
     assert outcome.returncode == ExitCode.OK, outcome.stderr
-    records = [json.loads(line) for line in target.read_text().splitlines()]
+    records = [json.loads(line) for line in target.read_text().split("\n") if line]
     by_id = {line["id"]: line for line in lines}
     assert [(record["id"], record["index"]) for record in records] == [
         (line["id"], index) for line in lines for index in range(line["n"])
     ]
-    kinds = set()
-    for record in records:
-        fields = grammar_of(by_id[record["id"]])
-        assert judge.is_right(fields, record), (fields, record)
-        if record["finish_reason"] == "stop":
-            kinds |= fields.keys() & set(GRAMMAR_FIELDS)
-    return kinds
+    return [(grammar_of(by_id[record["id"]]), record) for record in records]
+
+
+def wrong(judge: Judge, outputs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Any]:
+    """Returns the outputs that their grammars do not allow."""
+    return [(fields, record) for fields, record in outputs if not judge.is_right(fields, record)]
+
+
+def finished_kinds(outputs: list[tuple[dict[str, Any], dict[str, Any]]]) -> set[str]:
+    """Returns the kinds of grammars of which an output came to its end."""
+    ended = (fields.keys() for fields, record in outputs if record["finish_reason"] == "stop")
+    return set().union(*ended) & set(GRAMMAR_FIELDS)
 
 
 def test_every_kind_greedy_and_drawn(tmp_path: Path) -> None:
     model = write_tiny_checkpoint(tmp_path / "tiny", "qwen3")
     prompts: list[dict[str, Any]] = [{"prompt": "One two"}, {"prompt": "a"}, {"prompt_token_ids": [5, 6, 7]}]
     lines = list(requests(GRAMMARS, 44, prompts))
-    assert check(model, lines, tmp_path, Judge(model)) >= set(GRAMMAR_FIELDS) - {"json_object"}
+    outputs = generated(model, lines, tmp_path)
+    assert wrong(Judge(model), outputs) == []
+    assert finished_kinds(outputs) >= set(GRAMMAR_FIELDS) - {"json_object"}
 
 
 def test_grammars_that_come_at_once_wait_for_each_other_as_long_as_it_takes(tmp_path: Path) -> None:
@@ -134,7 +141,8 @@ def test_grammars_that_come_at_once_wait_for_each_other_as_long_as_it_takes(tmp_
         {"id": number, "prompt": "a", "n": 1, "max_tokens": 2, "temperature": 0, "regex": f"[a-z]{{2,{number + 4}}}"}
         for number in range(40)
     ]
-    check(model, lines, tmp_path, Judge(model), "--pp", "1", "--grammar-timeout", "0.3")
+    outputs = generated(model, lines, tmp_path, "--pp", "1", "--grammar-timeout", "0.3")
+    assert wrong(Judge(model), outputs) == []
 
 
 @pytest.mark.sweep
@@ -151,4 +159,6 @@ def test_300_requests_of_the_default_model(tmp_path: Path) -> None:
     prompts = [{"prompt_token_ids": ids} for ids in DEFAULT_MODEL_PROMPTS.values()]
     lines = list(requests(grammars, 300, prompts))
     # A hundred and fifty grammars come at once: the last ones wait for all others.
-    assert check(model, lines, tmp_path, judge, timeout_s=1500.0) >= set(GRAMMAR_FIELDS)
+    outputs = generated(model, lines, tmp_path, timeout_s=1500.0)
+    assert wrong(judge, outputs) == []
+    assert finished_kinds(outputs) >= set(GRAMMAR_FIELDS)

@@ -134,23 +134,27 @@ def writing(record: ProgressRecord) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def check(record: ProgressRecord, began_ns: int, oldest: Progress | None) -> Progress:
-    """Fails if what is read now cannot be; returns it."""
-    progress = record.read()
-    assert began_ns <= progress.t_ns <= time.monotonic_ns()
+def impossible(record: ProgressRecord, progress: Progress, began_ns: int, oldest: Progress | None) -> list[str]:
+    """Returns what of a state that was read cannot be."""
+    wrong = []
+    if not began_ns <= progress.t_ns <= time.monotonic_ns():
+        wrong.append("its time")
     if progress.operation:
         number = progress.op_sequence % len(OPERATIONS)
         turn = progress.op_sequence // len(OPERATIONS)
-        assert (progress.operation, progress.group) == (OPERATIONS[number], f"group {number}")
+        if (progress.operation, progress.group) != (OPERATIONS[number], f"group {number}"):
+            wrong.append("its operation")
         # After the last operation of a step the next one begins.
         is_last = number == len(OPERATIONS) - 1 and not progress.is_inside
-        assert progress.step in ((turn, turn + 1) if is_last else (turn,))
-    if oldest is not None:
-        assert (progress.t_ns, progress.step) >= (oldest.t_ns, oldest.step)
-    plans, masks = record.digests(DigestKind.STATE), record.digests(DigestKind.MASKS)
-    assert all(digest == -step * step for step, digest in plans.items())
-    assert all(digest == step * step for step, digest in masks.items())
-    return progress
+        if progress.step not in ((turn, turn + 1) if is_last else (turn,)):
+            wrong.append("its step")
+    if oldest is not None and (progress.t_ns, progress.step) < (oldest.t_ns, oldest.step):
+        wrong.append("its order")
+    if any(digest != -step * step for step, digest in record.digests(DigestKind.STATE).items()):
+        wrong.append("its digests of states")
+    if any(digest != step * step for step, digest in record.digests(DigestKind.MASKS).items()):
+        wrong.append("its digests of masks")
+    return wrong
 
 
 def test_no_state_is_torn_while_another_process_writes(record: ProgressRecord) -> None:
@@ -160,7 +164,8 @@ def test_no_state_is_torn_while_another_process_writes(record: ProgressRecord) -
     seen: set[tuple[int, int]] = set()
     with writing(record):
         while time.monotonic_ns() - began_ns < 1.5e9 or len(seen) < 100:
-            newest = check(record, began_ns, newest)
+            oldest, newest = newest, record.read()
+            assert impossible(record, newest, began_ns, oldest) == [], newest
             seen.add((newest.step, newest.op_sequence))
 
 
@@ -179,7 +184,9 @@ def test_a_writer_that_is_stopped_or_killed_anywhere_leaves_a_whole_state(record
                 time.sleep(draw.uniform(0, 0.002))
                 os.kill(pid, signal.SIGSTOP)
                 os.waitpid(pid, os.WUNTRACED)
-                newest = check(record, began_ns, newest)
+                oldest, newest = newest, record.read()
+                assert impossible(record, newest, began_ns, oldest) == [], newest
                 assert record.read() == newest
                 os.kill(pid, signal.SIGCONT)
-        assert check(record, began_ns, newest) == record.read()
+        last = record.read()
+        assert impossible(record, last, began_ns, newest) == [], last
