@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -12,6 +11,7 @@ from typer import BadParameter
 from launch.bench.cases import CASES
 from launch.cli.engine import counts, engine_options
 from launch.cli.groups import EngineGroup, GeneratingGroup, spread
+from launch.cli.types import JsonFile
 from launch.options import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, Command, RankOptions
 
 app = typer.Typer(
@@ -21,9 +21,6 @@ app = typer.Typer(
 # One contestant may take long on one rank while the others wait for it.
 _GROUP_TIMEOUT_S = 600.0
 _NAMES = tuple(case.name for case in CASES)
-
-
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Where to write every figure.", show_default="nowhere")]
 
 
 def _case_names(text: str | None) -> tuple[str, ...]:

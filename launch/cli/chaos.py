@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from typer import BadParameter
 
+from launch.cli.groups import spread
+from launch.cli.types import JsonFile
 from launch.options import ChaosCommand, Command
 
 _ENGINE = "Lockstep's own engine"
@@ -16,8 +19,10 @@ _SCRIPT = "A script of your own"
 _CELLS = "Which cells"
 
 
-def chaos(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class ScriptGroup:
+    """A program that is put to faults instead of an engine."""
+
     script: Annotated[
         str | None,
         typer.Option(
@@ -26,8 +31,8 @@ def chaos(
             show_default=False,
             rich_help_panel=_SCRIPT,
         ),
-    ] = None,
-    ranks: Annotated[int, typer.Option(min=2, max=64, help="Its ranks.", rich_help_panel=_SCRIPT)] = 2,
+    ] = None
+    ranks: Annotated[int, typer.Option(min=2, max=64, help="Its ranks.", rich_help_panel=_SCRIPT)] = 2
     nccl_shim: Annotated[
         bool,
         typer.Option(
@@ -35,22 +40,34 @@ def chaos(
             help="Errors, delays and hangs happen within NCCL: in a library before it that the C compiler builds.",
             rich_help_panel=_SCRIPT,
         ),
-    ] = False,
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetGroup:
+    """The engine that is put to faults."""
+
     model: Annotated[
         Path | None,
         typer.Option(
             help="Hugging Face folder or GGUF file.", show_default="a tiny random one", rich_help_panel=_ENGINE
         ),
-    ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a stage.", rich_help_panel=_ENGINE)] = 2,
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.", rich_help_panel=_ENGINE)] = 2,
+    ] = None
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a stage.", rich_help_panel=_ENGINE)] = 2
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.", rich_help_panel=_ENGINE)] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellGroup:
+    """Which faults there are, and how often each is run."""
+
     matrix: Annotated[
         Literal["quick", "pairwise", "full"],
         typer.Option(
             help="Each kind of fault once, any two properties of a fault together, or all there is.",
             rich_help_panel=_CELLS,
         ),
-    ] = "quick",
+    ] = "quick"
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,48 +76,61 @@ def chaos(
             show_default="all",
             rich_help_panel=_CELLS,
         ),
-    ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of each cell.", rich_help_panel=_CELLS)] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the choice of cells.", rich_help_panel=_CELLS)] = 0,
+    ] = None
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each cell.", rich_help_panel=_CELLS)] = 1
+    seed: Annotated[int, typer.Option(min=0, help="Of the choice of cells.", rich_help_panel=_CELLS)] = 0
     list_only: Annotated[
         bool, typer.Option("--list", help="Print the cells' names and run none.", rich_help_panel=_CELLS)
-    ] = False,
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitGroup:
+    """How long things may take."""
+
     limit: Annotated[
         float, typer.Option(min=1, max=3600, help="Seconds that ranks have to leave once the fault happened.")
-    ] = 20.0,
+    ] = 20.0
     start_limit: Annotated[
         float, typer.Option(min=1, max=3600, help="Seconds that a run may take until its fault happens.")
-    ] = 120.0,
+    ] = 120.0
     group_timeout: Annotated[
         float | None,
         typer.Option(
             min=0.1, max=3600, help="Time-out of every process group, in seconds.", show_default="the program's own"
         ),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Where to write every figure.", show_default="nowhere")
-    ] = None,
+    ] = None
+
+
+@spread
+def chaos(
+    *,
+    program: ScriptGroup,
+    target: TargetGroup,
+    cells: CellGroup,
+    limits: LimitGroup,
+    json_file: JsonFile = None,
 ) -> Command:
     """Puts faults into running ranks and tells what became of each: of Lockstep's engine, or of a script of your own.
 
     Exit code 8 says that a promise was broken, or that the script hung or gave wrong results without an error.
     """
-    if script is not None and not re.fullmatch(r"[\w.]+:\w+", script):
-        raise BadParameter(f"--script is {script!r}: module:function is needed")
+    if program.script is not None and not re.fullmatch(r"[\w.]+:\w+", program.script):
+        raise BadParameter(f"--script is {program.script!r}: module:function is needed")
     return ChaosCommand(
-        script=script,
-        ranks=ranks,
-        model=model,
-        tp=tp,
-        pp=pp,
-        matrix=matrix,
-        only=tuple(only or ()),
-        repeat=repeat,
-        seed=seed,
-        limit_s=limit,
-        start_limit_s=start_limit,
-        group_timeout_s=group_timeout,
+        script=program.script,
+        ranks=program.ranks,
+        nccl_shim=program.nccl_shim,
+        model=target.model,
+        tp=target.tp,
+        pp=target.pp,
+        matrix=cells.matrix,
+        only=tuple(cells.only or ()),
+        repeat=cells.repeat,
+        seed=cells.seed,
+        list_only=cells.list_only,
+        limit_s=limits.limit,
+        start_limit_s=limits.start_limit,
+        group_timeout_s=limits.group_timeout,
         json_file=json_file,
-        list_only=list_only,
-        nccl_shim=nccl_shim,
     )

@@ -307,3 +307,4 @@ Choice = Annotated[
 StructuralTag = Annotated[
     str | None, typer.Option(help="Structural tag (tool calls), or a file that holds one.", rich_help_panel=_GRAMMAR)
 ]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Where to write every figure.", show_default="nowhere")]
