@@ -19,7 +19,7 @@ from launch.node.digests import kept_digests
 from launch.node.progress_record import Phase, ProgressRecord
 from launch.node.run_folder import RunFolder
 from launch.options import EngineOptions
-from launch.rank.compute_choice import agreed_compute
+from launch.rank.compute_choice import ComputeChoice, agreed_compute
 from launch.rank.decisions import Decisions, keep_decisions, recall_decisions
 from launch.rank.digest_exchange import leave_digests
 from launch.rank.grammar_compiler import GrammarProcessStarter, RankGrammars, RunningProcess, grammars_of_rank
@@ -53,7 +53,7 @@ from runtime.scheduler import Scheduler
 from runtime.step_planner import SchedulerLimits
 from runtime.weights import WeightReader
 from sampler.processor_names import named_processors
-from sampler.processors import load_named_processors
+from sampler.processors import ProcessorRegistry, load_named_processors
 from tp.invariant_products import InvariantProductFactory
 from tp.products import ProductFactory
 
@@ -194,14 +194,9 @@ class Rank:
         audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if audits else None
         if kept is not None:
             kept.complete()
-        if earlier is None:
-            # What weights take is known only when every rank of the node has them.
-            meet(started.store, "weights", self._environment, options.start_timeout_s)
-            token_bytes = kv_bytes_per_token(config, layers, options.tp, compute.dtype.itemsize)
-            local_ranks = self._environment.local_world_size
-            earlier = Decisions.of(compute, agreed_kv_blocks(options, token_bytes, max_model_len, device, local_ranks))
-            keep_decisions(started.run_store, self._environment, earlier)
-        kv_cache_tokens = earlier.kv_blocks * KV_BLOCK_TOKENS
+        token_bytes = kv_bytes_per_token(config, layers, options.tp, compute.dtype.itemsize)
+        decisions = earlier or self._decide(started, compute, token_bytes, max_model_len)
+        kv_cache_tokens = decisions.kv_blocks * KV_BLOCK_TOKENS
         parts = None
         if groups.link.is_first:
             parts = FirstStageParts.load(options, config) if prepared is None else prepared.first_stage
@@ -212,9 +207,7 @@ class Rank:
         if parts is not None:
             if self._environment.rank == 0:
                 limits = RequestLimits(config.vocab_size, max_model_len, kv_cache_tokens, _DEFAULT_MAX_TOKENS)
-                markers = None if parts.reasoning is None else parts.reasoning.markers
-                builder = RequestBuilder(parts.tokenizer, limits, processors, markers)
-                leader = self._leader(parts, builder)
+                leader = self._leader(parts, limits, processors)
             first_stage = self._first_stage(parts)
         scheduler = Scheduler(_scheduler_limits(options, kv_cache_tokens), facts.eos_token_ids)
         engine = build_engine(
@@ -234,7 +227,7 @@ class Rank:
         ready = EngineReady(
             options.tp,
             options.pp,
-            earlier.dtype,
+            decisions.dtype,
             device.type,
             max_model_len,
             compute.why,
@@ -242,6 +235,16 @@ class Rank:
             self._environment.epoch_of_run,
         )
         return engine, ready
+
+    def _decide(self, started: StartedRank, compute: ComputeChoice, token_bytes: int, max_model_len: int) -> Decisions:
+        """Returns what holds for this and all later epochs; every rank of the first one calls it, weights loaded."""
+        options, environment = self._options, self._environment
+        # What weights take is known only when every rank of the node has them.
+        meet(started.store, "weights", environment, options.start_timeout_s)
+        blocks = agreed_kv_blocks(options, token_bytes, max_model_len, started.device, environment.local_world_size)
+        decisions = Decisions.of(compute, blocks)
+        keep_decisions(started.run_store, environment, decisions)
+        return decisions
 
     def _first_stage(self, parts: FirstStageParts) -> FirstStagePart:
         wake: Callable[[], None] | None = None if self._socket is None else self._socket.wake
@@ -256,8 +259,9 @@ class Rank:
         )
         return FirstStagePart(parts.vocabulary, self._grammars.agreed, parts.reasoning, pool)
 
-    def _leader(self, parts: FirstStageParts, builder: RequestBuilder) -> Leader:
+    def _leader(self, parts: FirstStageParts, limits: RequestLimits, processors: ProcessorRegistry) -> Leader:
         options = self._options
+        markers = None if parts.reasoning is None else parts.reasoning.markers
         endpoint = self._front_endpoint()
         self._socket = LeaderSocket(endpoint, self._environment.epoch_of_run)
         self._statistics.wake = self._socket.wake
@@ -271,7 +275,7 @@ class Rank:
             self._checker = OutputChecker(partial(start_output_check, os.environ), on_finished=self._socket.wake)
         return Leader(
             self._socket,
-            builder,
+            RequestBuilder(parts.tokenizer, limits, processors, markers),
             parts.tokenizer,
             clock,
             self._front_is_alive,
