@@ -6,22 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store
 
 from grammar_sync.fill_pool import FillPool
 from launch.environment import FRONT_ENDPOINT, RankEnvironment, with_import_path, without_rank_variables
-from launch.node.digests import kept_digests
 from launch.node.progress_record import Phase, ProgressRecord
 from launch.node.run_folder import RunFolder
 from launch.options import EngineOptions
 from launch.rank.compute_choice import ComputeChoice, agreed_compute
 from launch.rank.decisions import Decisions, keep_decisions, recall_decisions
-from launch.rank.digest_exchange import leave_digests
 from launch.rank.grammar_compiler import GrammarProcessStarter, RankGrammars, RunningProcess, grammars_of_rank
 from launch.rank.invariant_start import agreed_invariant
 from launch.rank.kv_size import agreed_kv_blocks
@@ -37,7 +33,6 @@ from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, load_audit_heads
 from runtime.checkpoint import open_checkpoint
 from runtime.client_socket import LeaderSocket
-from runtime.comm_error import COMM_ERRORS
 from runtime.engine import RankEngine
 from runtime.held_outputs import HeldOutputs
 from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
@@ -46,7 +41,6 @@ from runtime.messages import EngineReady, InvariantFacts
 from runtime.model import DecoderStage
 from runtime.model_config import check_parallel
 from runtime.output_checker import OutputChecker
-from runtime.plan import DesyncError
 from runtime.request_builder import RequestBuilder
 from runtime.request_limits import RequestLimits
 from runtime.scheduler import Scheduler
@@ -137,23 +131,13 @@ class Rank:
             counted=self._counted(engine),
             box=self._statistics,
         )
-        try:
-            engine.run()
-        except (DesyncError, *COMM_ERRORS):
-            self._leave_digests(started.store)
-            raise
+        engine.run()
         self._record.enter_phase(Phase.LEAVING)
         # Before the socket that it wakes is closed.
         reporter.close()
         if self._trace is not None:
             self._trace.finish()
         return self._leave()
-
-    def _leave_digests(self, store: Store) -> None:
-        """Leaves what shows whether this rank was in step, for those who cannot read its record."""
-        # A store that is gone tells nobody anything: the error that this rank is about to end with matters more.
-        with suppress(dist.DistError):
-            leave_digests(store, self._environment.rank, kept_digests(self._record))
 
     def _counted(self, engine: RankEngine) -> CountedParts | None:
         """Returns what this rank counts if it is the leader."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import FileStore
 
 from launch.node.digests import Disagreement, RankDigests, first_disagreement, kept_digests
 from launch.node.progress_record import DigestKind, ProgressRecord
-from launch.rank.digest_exchange import leave_digests, left_digests
 
 
 def plans(*histories: dict[int, int]) -> dict[int, RankDigests]:
@@ -85,23 +81,20 @@ def test_a_single_rank_that_goes_another_way_is_named(
     assert (found.step, found.culprits) == (since, (odd,))
 
 
-def test_digests_come_from_records_through_the_store(tmp_path: Path) -> None:
-    store = FileStore(str(tmp_path / "store"), 3)
-    assert left_digests(store, 3) == {}
-    records = [ProgressRecord.create() for _ in range(2)]
-    for rank, record in enumerate(records):
+def test_digests_come_from_records() -> None:
+    kept = []
+    for rank in range(2):
+        record = ProgressRecord.create()
         record.begin_step(5, -(2**63) + rank, is_idle=False)
         record.note_plan(5, 3)
         record.note_masks(5, 2**63 - 1)
-        leave_digests(store, 2 * rank, kept_digests(record))
+        kept.append(kept_digests(record))
         record.close()
-    left = left_digests(store, 3)
-    assert sorted(left) == [0, 2]
-    assert left[2] == {
+    assert kept[1] == {
         DigestKind.STATE: {5: -(2**63) + 1},
         DigestKind.PLAN: {5: 3},
         DigestKind.MASKS: {5: 2**63 - 1},
     }
-    found = first_disagreement(left)
+    found = first_disagreement({0: kept[0], 2: kept[1]})
     assert found is not None
     assert found.suspects == (0, 2)
