@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launch.chaos.faulty import Trigger, install
+from launch.chaos.injury import InjectedError
 from launch.chaos.record import CellFolder
 
 
@@ -59,7 +60,7 @@ def summed(rank: int, size: int, folder: str, rounds: int, armed_at: int) -> lis
         try:
             dist.all_reduce(tensor, group=group)
             results.append((tensor[0].item(), time.monotonic() - began_s))
-        except RuntimeError as error:
+        except (RuntimeError, InjectedError) as error:
             results.append((f"{type(error).__name__}: {error}", time.monotonic() - began_s))
             break
     return results
