@@ -315,6 +315,48 @@ class BenchDecodeCommand(msgspec.Struct, frozen=True, kw_only=True):
     json_file: Path | None
 
 
+class BenchServeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """``lockstep bench serve``.
+
+    Args:
+        url: The server's address, as clients of OpenAI's interface have it: with ``/v1`` where it has that.
+        model: The model's name; None = the first that the server lists.
+        requests: How many are sent.
+        rate: Requests a second, which come as a Poisson process; None = a closed loop.
+        concurrency: Requests under way at once in a closed loop; None = they come at a rate.
+        constrained: Share of the requests that want JSON of a schema.
+        prefixed: Share of the requests that begin with one of a few long texts.
+        prefix_words: Words of each such text.
+        prompt_words: Words of each prompt of its own.
+        max_tokens: To generate for each at most.
+        ignore_eos: Whether plain requests are told to go on to ``max_tokens``, which not every server knows.
+        seed: Of the requests, and of when they come.
+        timeout_s: How long a request may take.
+        ttft_goal_s: Time to the first token within which a request is a good one.
+        tpot_goal_s: Mean time between its tokens, likewise.
+        api_key_file: File with the key; None = the environment's, if any.
+        json_file: Where to write every figure; None = nowhere.
+    """
+
+    url: str
+    model: str | None
+    requests: int
+    rate: float | None
+    concurrency: int | None
+    constrained: float
+    prefixed: float
+    prefix_words: int
+    prompt_words: int
+    max_tokens: int
+    ignore_eos: bool
+    seed: int
+    timeout_s: float
+    ttft_goal_s: float
+    tpot_goal_s: float
+    api_key_file: Path | None
+    json_file: Path | None
+
+
 class BenchInvariantCommand(msgspec.Struct, frozen=True, kw_only=True):
     """``lockstep bench invariant``.
 
@@ -382,6 +424,7 @@ Command = (
     | CheckGrammarCommand
     | BenchSamplerCommand
     | BenchDecodeCommand
+    | BenchServeCommand
     | BenchInvariantCommand
     | TraceSummaryCommand
     | ChaosCommand

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from launch.bench.decode import run_bench_decode
+from launch.bench.serve import become_load_generator
 from launch.checks import check_engine, check_json_file
 from launch.node.rank_processes import run_to_the_end
-from launch.options import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand
+from launch.options import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, BenchServeCommand
 
-BenchCommand = BenchSamplerCommand | BenchDecodeCommand | BenchInvariantCommand
+BenchCommand = BenchSamplerCommand | BenchDecodeCommand | BenchInvariantCommand | BenchServeCommand
 
 
 def run_bench(command: BenchCommand, argv: list[str], front_endpoint: str | None) -> int:
@@ -24,6 +25,8 @@ def run_bench(command: BenchCommand, argv: list[str], front_endpoint: str | None
         BenchError: The engine did not do what is to be measured.
     """
     check_json_file(command.json_file)
+    if isinstance(command, BenchServeCommand):
+        become_load_generator(command, argv)
     if isinstance(command, BenchDecodeCommand):
         return run_bench_decode(command, argv, front_endpoint)
     if isinstance(command, BenchInvariantCommand):

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import typer
 from msgspec import structs
 from typer import BadParameter
 
 from launch.bench.cases import CASES
-from launch.cli.engine import counts, engine_options
+from launch.cli.engine import counts, engine_options, seconds
 from launch.cli.groups import EngineGroup, GeneratingGroup, spread
 from launch.cli.types import JsonFile
-from launch.options import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, Command, RankOptions
+from launch.options import (
+    BenchDecodeCommand,
+    BenchInvariantCommand,
+    BenchSamplerCommand,
+    BenchServeCommand,
+    Command,
+    RankOptions,
+)
 
 app = typer.Typer(
-    help="Measures a part of Lockstep against plain torch and the hardware's floor.", no_args_is_help=True
+    help="Measures a part of Lockstep, or a server, against others and the hardware's floor.", no_args_is_help=True
 )
 
 # One contestant may take long on one rank while the others wait for it.
 _GROUP_TIMEOUT_S = 600.0
+_CONCURRENCY = 8
 _NAMES = tuple(case.name for case in CASES)
 
 
@@ -33,7 +43,7 @@ def _case_names(text: str | None) -> tuple[str, ...]:
 
 @app.callback()
 def group() -> None:
-    """Measures a part of Lockstep against plain torch and the hardware's floor."""
+    """Measures a part of Lockstep, or a server, against others and the hardware's floor."""
 
 
 @app.command()
@@ -117,6 +127,69 @@ def invariant(
         repeats=repeats,
         json_file=json_file,
     )
+
+
+@app.command()
+def serve(
+    url: Annotated[str, typer.Argument(help="Where the server is, as http://127.0.0.1:8000/v1; any of OpenAI's form.")],
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="The model's name.", show_default="the first that the server lists")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many to send.")] = 64,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Requests a second, coming as a Poisson process.", show_default="a closed loop"),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests under way at once, in a closed loop.", show_default="8")
+    ] = None,
+    constrained: Annotated[float, typer.Option(min=0, max=1, help="Share that wants JSON of a schema.")] = 0.5,
+    prefixed: Annotated[float, typer.Option(min=0, max=1, help="Share that begins with one of four texts.")] = 0.5,
+    prefix_words: Annotated[int, typer.Option(min=0, help="Words of each of those texts.")] = 128,
+    prompt_words: Annotated[int, typer.Option(min=1, help="Words of each prompt's own.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each at most.")] = 64,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Have plain requests go on to --max-tokens; few servers know it.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the requests, and of when they come.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 120.0,
+    ttft_goal: Annotated[float, typer.Option(min=0, help="A good request has its first token in so many seconds.")] = 2,
+    tpot_goal: Annotated[float, typer.Option(min=0, help="And one every so many seconds, in the mean.")] = 0.2,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the key.", show_default="LOCKSTEP_API_KEY, else none is sent")
+    ] = None,
+    json_file: JsonFile = None,
+) -> Command:
+    """Sends seeded requests to a server of OpenAI's form, plain ones and constrained ones, and times the tokens."""
+    if rate is not None and concurrency is not None:
+        raise BadParameter("--rate and --concurrency are given: requests come at a rate, or so many at once")
+    return BenchServeCommand(
+        url=_web_address(url),
+        model=model,
+        requests=requests,
+        rate=None if rate is None else seconds("--rate", rate),
+        concurrency=(concurrency or _CONCURRENCY) if rate is None else None,
+        constrained=constrained,
+        prefixed=prefixed,
+        prefix_words=prefix_words,
+        prompt_words=prompt_words,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        seed=seed,
+        timeout_s=seconds("--timeout", timeout),
+        ttft_goal_s=seconds("--ttft-goal", ttft_goal),
+        tpot_goal_s=seconds("--tpot-goal", tpot_goal),
+        api_key_file=api_key_file,
+        json_file=json_file,
+    )
+
+
+def _web_address(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadParameter(f"URL is {text!r}: an address such as http://127.0.0.1:8000/v1 is needed")
+    return text
 
 
 def _batches(text: str) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from launch.options import (
     BenchDecodeCommand,
     BenchInvariantCommand,
     BenchSamplerCommand,
+    BenchServeCommand,
     ChaosCommand,
     CheckGrammarCommand,
     DoctorCommand,
@@ -60,7 +61,7 @@ def _run(argv: list[str]) -> int:
             code = run_sample(command, argv)
         case DoctorCommand():
             code = run_doctor(command)
-        case BenchSamplerCommand() | BenchDecodeCommand() | BenchInvariantCommand():
+        case BenchSamplerCommand() | BenchDecodeCommand() | BenchInvariantCommand() | BenchServeCommand():
             code = run_bench(command, argv, os.environ.get(FRONT_ENDPOINT))
         case ChaosCommand():
             code = run_chaos(command)

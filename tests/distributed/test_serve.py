@@ -15,10 +15,13 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
-from command_line import ROOT, wait_until
+from command_line import LOCKSTEP, ROOT, run, wait_until
 from http_server import Server, serving, write_chat_model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
+
+from launch.environment import API_KEY
+from launch.exit_codes import ExitCode
 
 pytestmark = pytest.mark.long(60)
 
@@ -618,6 +621,42 @@ def test_the_document(http: httpx.Client) -> None:
     chat_fields = document["components"]["schemas"]["ChatRequest"]
     assert {"temperature", "regex", "tools", "messages", "priority"} <= chat_fields["properties"].keys()
     assert chat_fields["additionalProperties"] is False
+
+
+def test_the_load_generator(server: Server, tmp_path: Path) -> None:
+    """Every request it sends is served; what it counts is what the server's own metrics count."""
+    before = generated_tokens(server)
+    figures = tmp_path / "figures.json"
+    load = ("--requests", "10", "--concurrency", "5", "--prompt-words", "4", "--prefix-words", "16")
+    command = (*LOCKSTEP, "bench", "serve", f"{server.url}/v1", *load, "--max-tokens", "60", "--json", str(figures))
+    outcome = run(*command, environ={API_KEY: server.key})
+    assert outcome.returncode == 0, outcome.stderr + outcome.stdout
+    report = json.loads(figures.read_text())
+    assert (report["model"], report["errors"]) == ("tiny", {})
+    assert report["all"]["finished"] == 10 == report["plain"]["finished"] + report["constrained"]["finished"]
+    assert report["all"]["output_tokens"] == generated_tokens(server) - before
+    for name in ("first_token", "inter_token", "per_token", "end_to_end"):
+        spread = report["constrained"][name]
+        assert 0 < spread["median_ms"] <= spread["p90_ms"] <= spread["p99_ms"]
+    assert "10 of 10" in outcome.stdout
+
+
+def generated_tokens(server: Server) -> float:
+    with server.http() as http:
+        text = http.get("/metrics").text
+    (line,) = [line for line in text.splitlines() if line.startswith("lockstep:generation_tokens_total ")]
+    return float(line.split()[1])
+
+
+def test_the_load_generator_tells_errors(server: Server) -> None:
+    address = f"{server.url}/v1"
+    wrong = run(*LOCKSTEP, "bench", "serve", address, environ={API_KEY: "third-key"})
+    assert (wrong.returncode, "401" in wrong.message) == (ExitCode.USAGE, True), wrong.stderr
+    load = ("--model", "other", "--requests", "3", "--rate", "50")
+    failed = run(*LOCKSTEP, "bench", "serve", address, *load, environ={API_KEY: server.key})
+    assert failed.returncode == ExitCode.REQUESTS_FAILED
+    assert "3 x http_404: " in failed.stdout
+    assert "model_not_found" in failed.stdout
 
 
 @pytest.mark.parametrize(

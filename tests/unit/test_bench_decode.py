@@ -16,7 +16,8 @@ from launch.bench import decode_peer
 from launch.bench.bandwidth import copy_bytes_per_s
 from launch.bench.decode import schema_of, weight_bytes
 from launch.bench.decode_peer import require_transformers
-from launch.bench.decode_report import DecodeCase, DecodeFigures, DecodeReport, Spread
+from launch.bench.decode_report import DecodeCase, DecodeFigures, DecodeReport
+from launch.bench.spread import Spread
 from launch.cli.parse import UsageError, parse_command
 from launch.options import BenchDecodeCommand
 from runtime.checkpoint import open_checkpoint
