@@ -31,6 +31,9 @@ EPOCH = "LOCKSTEP_EPOCH"
 API_KEY = "LOCKSTEP_API_KEY"
 """The key that clients of ``lockstep serve`` must give, where no file names any."""
 
+CORE_FILES = "LOCKSTEP_CORE_FILES"
+"""``1``: ranks that crash leave core files, as far as the system's limits let them."""
+
 CHAOS_FOLDER = "LOCKSTEP_CHAOS_FOLDER"
 """Set by ``lockstep chaos`` for the processes of a cell: where faults to come and faults that happened are told."""
 

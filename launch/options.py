@@ -396,6 +396,7 @@ class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
         json_file: Where to write every figure; None = nowhere.
         list_only: Whether to print the names of the cells and run none.
         nccl_shim: Whether faults that NCCL itself can have happen within it.
+        jobs: Cells of an engine that run at the same time.
     """
 
     script: str | None
@@ -413,6 +414,7 @@ class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
     json_file: Path | None
     list_only: bool
     nccl_shim: bool
+    jobs: int = 1
 
 
 Command = (

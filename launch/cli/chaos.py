@@ -55,6 +55,9 @@ class TargetGroup:
     ] = None
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a stage.", rich_help_panel=_ENGINE)] = 2
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.", rich_help_panel=_ENGINE)] = 2
+    jobs: Annotated[
+        int, typer.Option(min=1, max=64, help="Cells that run at the same time.", rich_help_panel=_ENGINE)
+    ] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +127,7 @@ def chaos(
         model=target.model,
         tp=target.tp,
         pp=target.pp,
+        jobs=target.jobs,
         matrix=cells.matrix,
         only=tuple(cells.only or ()),
         repeat=cells.repeat,

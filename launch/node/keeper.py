@@ -254,7 +254,9 @@ class RankKeeper:
         if report is not None:
             return self._fault(kept, "raised", report.message, is_consequence=report.is_consequence)
         if exit_code < 0:
-            return self._fault(kept, "killed", f"killed by {signal.Signals(-exit_code).name}")
+            return self._fault(
+                kept, "killed", f"killed by {signal.Signals(-exit_code).name}", stacks=kept.stacks.read()
+            )
         return self._fault(kept, "left", f"left with exit code {exit_code} without a word")
 
     def _fault(

@@ -28,7 +28,7 @@ class RankFault(msgspec.Struct, frozen=True, kw_only=True):
         age_s: How old its last sign of life was when the fault was seen.
         is_consequence: Whether it only lost contact with another rank.
         exit_code: What it left with; negative = killed by that signal; None when it has not left.
-        stacks: Its Python stacks as it stalled; empty when it could not tell them.
+        stacks: Its Python stacks as it stalled or crashed; empty when it could not tell them.
     """
 
     rank: int

@@ -1,6 +1,7 @@
-"""Where a rank that does not get on says what it is doing: its Python stacks, written by the kernel's signal alone.
+"""Where a rank that does not get on, or that crashes, says what it was doing: its Python stacks.
 
-A handler in Python would run only when the interpreter does; this one runs in the middle of any call.
+Signals have them written. A handler in Python would run only when the interpreter does; this one runs in the middle of
+any call.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _SIGNAL: Final = signal.SIGUSR1
+_FATAL: Final = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 _MAX_BYTES = 1 << 16
 
 
@@ -32,7 +34,12 @@ class StackDump:
         return cls(os.memfd_create("lockstep-stacks"))
 
     def answer(self) -> None:
-        """Makes this process write its stacks whenever it is asked."""
+        """Makes this process write its stacks whenever it is asked, and when it crashes; not those that it forks."""
+        for fatal in _FATAL:
+            # xgrammar's handler searches the symbols of all libraries for a second and longer before the process ends.
+            signal.signal(fatal, signal.SIG_DFL)
+        faulthandler.enable(file=self.file, all_threads=True)
+        os.register_at_fork(after_in_child=faulthandler.disable)
         faulthandler.register(_SIGNAL, file=self.file, all_threads=True, chain=False)
 
     @staticmethod

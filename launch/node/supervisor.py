@@ -6,7 +6,6 @@ It imports neither torch nor the runtime, so that it starts in milliseconds.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from launch.environment import ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
 from launch.node.fork_request import ForkRequest, receive_number, send_request
+from launch.node.this_process import leave_no_core_file
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     code = _run(sys.argv[1:] if argv is None else argv)
     if code < 0:
         # The rank has left its core file, if any.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        leave_no_core_file()
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

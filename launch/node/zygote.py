@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from launch.environment import EPOCH, RUN_FOLDER, ZYGOTE_SOCKET
+from launch.environment import CORE_FILES, EPOCH, RUN_FOLDER, ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
 from launch.node.fork_request import STANDARD_FILES, ForkRequest, receive_request, send_number
 from launch.node.keeper import KeptRank, RankKeeper
@@ -29,7 +29,7 @@ from launch.node.progress_record import ProgressRecord
 from launch.node.recovery_settings import RecoverySettings
 from launch.node.run_folder import RunFolder
 from launch.node.stack_dump import StackDump
-from launch.node.this_process import has_threads, name_process
+from launch.node.this_process import has_threads, leave_no_core_file, name_process
 
 _BACKLOG = 128
 
@@ -288,6 +288,8 @@ class _Zygote:
         os.environ.pop(ZYGOTE_SOCKET, None)
         if self._keeper is not None:
             os.environ[EPOCH] = str(self._keeper.epoch)
+        if request.environ.get(CORE_FILES) != "1":
+            leave_no_core_file()
         os.chdir(request.folder)
         sys.argv[1:] = request.argv
         prepared = self._prepared if self._prepared_for == (request.argv, request.folder) else None

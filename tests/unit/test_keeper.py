@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,19 +16,23 @@ import pytest
 from command_line import wait_until
 from zygote_node import SOON_S, ZygoteNode, has_ended
 
-from launch.environment import RUN_FOLDER
+from launch.environment import CORE_FILES, RUN_FOLDER
 from launch.exit_codes import ExitCode
 from launch.node.rank_fault import FaultReport
 from launch.node.recovery_settings import RecoverySettings
 from launch.node.run_folder import RunFolder
 
 STALL_S = 0.6
+HANDLER_S = 11.0
+"""How long the handler takes that a library set for crashes: see zygote_rank.py."""
 
 
 class Run:
     """Three ranks that step, under a keeper; ``told`` are files that tell them what to do."""
 
-    def __init__(self, node: ZygoteNode, folder: Path, recoveries: int, told: Sequence[str]) -> None:
+    def __init__(
+        self, node: ZygoteNode, folder: Path, recoveries: int, told: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
         ranks = self.size = 3
         self.told = folder / "told"
         self.told.mkdir()
@@ -50,6 +55,7 @@ class Run:
                 LOCAL_WORLD_SIZE=str(ranks),
                 **{RUN_FOLDER: str(self.folder.path)},
                 **settings.variable(),
+                **environ,
             )
             for rank in range(ranks)
         ]
@@ -87,8 +93,10 @@ def node(tmp_path: Path) -> Iterator[ZygoteNode]:
 
 
 @contextmanager
-def run(node: ZygoteNode, folder: Path, *told: str, recoveries: int = 5) -> Iterator[Run]:
-    started = Run(node, folder, recoveries, told)
+def run(
+    node: ZygoteNode, folder: Path, *told: str, recoveries: int = 5, environ: Mapping[str, str] | None = None
+) -> Iterator[Run]:
+    started = Run(node, folder, recoveries, told, environ or {})
     with ExitStack() as stack:
         stack.callback(started.folder.remove)
         for supervisor in started.supervisors:
@@ -122,6 +130,31 @@ def test_a_killed_rank_begins_a_new_epoch(node: ZygoteNode, tmp_path: Path, sig:
         assert report.judged_after_s < 1.0
         assert [supervisor.poll() for supervisor in started.supervisors] == [None] * 3
         assert started.end() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("asked", "limit"), [("", 1), ("1", resource.RLIM_INFINITY)])
+def test_a_crash_leaves_stacks_and_a_core_file_only_when_asked(
+    node: ZygoteNode, tmp_path: Path, asked: str, limit: int
+) -> None:
+    """Writing a core file would take longer than the recovery."""
+    hard = resource.prlimit(node.zygote.pid, resource.RLIMIT_CORE)[1]
+    if hard != resource.RLIM_INFINITY:
+        pytest.skip("this machine allows no core files")
+    resource.prlimit(node.zygote.pid, resource.RLIMIT_CORE, (hard, hard))
+    with run(node, tmp_path, environ={CORE_FILES: asked}) as started:
+        victim = started.epoch(0)[1]
+        assert resource.prlimit(victim.pid, resource.RLIMIT_CORE) == (limit, hard)
+        sent_s = time.time()
+        victim.send_signal(signal.SIGSEGV)
+        started.epoch(1)
+        report = started.report()
+        assert report.seen_at - sent_s < HANDLER_S / 2
+        (culprit,) = report.culprits
+        assert (culprit.rank, culprit.message) == (1, "killed by SIGSEGV")
+        assert "Fatal Python error: Segmentation fault" in culprit.stacks
+        assert "in _step" in culprit.stacks
+        assert started.end() == [0, 0, 0]
+    assert asked or not list(tmp_path.glob("core*"))
 
 
 def test_a_rank_leaves_its_weights_to_the_next_one(node: ZygoteNode, tmp_path: Path) -> None:

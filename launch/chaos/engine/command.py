@@ -1,8 +1,12 @@
-"""``lockstep chaos``: the cells of Lockstep's own engine, one after the other, and the report on them."""
+"""``lockstep chaos``: the cells of Lockstep's own engine, and the report on them."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +79,33 @@ class _Runs:
         check_engine(options)
         self.bounds = Bounds(group_timeout_s=timeout_s, stall_s=options.stall_timeout_s)
 
-    def all(self, scenarios: list[Scenario]) -> list[CellReport]:
-        """Returns what became of every cell, as often as each is to be run."""
-        cells = []
-        with progress_bar() as progress:
-            task = progress.add_task("chaos", total=len(scenarios) * self._command.repeat, rate="")
-            for repeat in range(self._command.repeat):
-                for number, scenario in enumerate(scenarios):
-                    progress.update(task, rate=scenario.name)
-                    cells.append(self._cell(scenario, self._root / f"{repeat}-{number}"))
-                    progress.advance(task)
+    def all(self, scenarios: Sequence[Scenario]) -> list[CellReport]:
+        """Returns what became of every cell, as often as each is to be run; says on stderr at once what broke.
+
+        Raises:
+            ChaosError: The engine does not do its work undisturbed.
+        """
+        repeats = range(self._command.repeat)
+        runs = [(scenario, f"{repeat}-{at}") for repeat in repeats for at, scenario in enumerate(scenarios)]
+        cells: list[CellReport] = []
+        pool = ThreadPoolExecutor(self._command.jobs)
+        with ExitStack() as stack:
+            progress = stack.enter_context(progress_bar())
+            # Whoever interrupts this waits for those cells only that are under way.
+            stack.callback(pool.shutdown, cancel_futures=True)
+            task = progress.add_task("chaos", total=len(runs), rate="undisturbed")
+            numerics = sorted({scenario.numerics for scenario in scenarios})
+            self._truths = dict(zip(numerics, pool.map(self._truth, numerics), strict=True))
+            for cell in pool.map(lambda run: self._cell(run[0], self._root / run[1]), runs):
+                progress.update(task, rate=cell.name)
+                progress.advance(task)
+                if not cell.judgement.is_kept:
+                    print(f"lockstep: {cell.name}: {cell.what_broke()}", file=sys.stderr)
+                cells.append(cell)
         return cells
 
     def _cell(self, scenario: Scenario, folder: Path) -> CellReport:
-        truth = self._truth(scenario.numerics)
+        truth = self._truths[scenario.numerics]
         for attempt in range(1, _ATTEMPTS + 1):
             outcome = self._run(scenario, scenario.numerics, scenario.mode, folder / str(attempt))
             rank = scenario.victim_rank(self._command.tp, self._command.pp)
@@ -106,15 +123,13 @@ class _Runs:
 
     def _truth(self, numerics: str) -> Truth:
         """Returns what requests give without a fault."""
-        if numerics not in self._truths:
-            outcome = self._run(None, numerics, "end", self._root / f"undisturbed-{numerics}")
-            ends = outcome.front.requests if outcome.front is not None else []
-            if outcome.front is None or not all(end.is_done for end in ends):
-                words = [end.error for end in ends if end.error]
-                why = outcome.front.failure if outcome.front is not None and outcome.front.failure else outcome.said
-                raise ChaosError(f"the engine fails without a fault: {why or ' '.join(words) or 'no word of why'}")
-            self._truths[numerics] = {end.name: end for end in ends}
-        return self._truths[numerics]
+        outcome = self._run(None, numerics, "end", self._root / f"undisturbed-{numerics}")
+        ends = outcome.front.requests if outcome.front is not None else []
+        if outcome.front is None or not all(end.is_done for end in ends):
+            words = [end.error for end in ends if end.error]
+            why = outcome.front.failure if outcome.front is not None and outcome.front.failure else outcome.said
+            raise ChaosError(f"the engine fails without a fault: {why or ' '.join(words) or 'no word of why'}")
+        return {end.name: end for end in ends}
 
     def _run(self, scenario: Scenario | None, numerics: str, mode: str, folder: Path) -> EngineOutcome:
         options: dict[str, Any] = {

@@ -34,6 +34,12 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
     outcome: EngineOutcome
     attempts: int
 
+    def what_broke(self) -> str:
+        """Returns what was not as promised, in one line; empty when all was."""
+        if not self.judgement.happened:
+            return f"the fault did not happen; {self.outcome.said}"
+        return "; ".join(f"{promise}: {word}" for promise, word in self.judgement.promises.items() if word != "kept")
+
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run.
@@ -139,8 +145,6 @@ def _line(cell: CellReport) -> list[str]:
     for promise in PROMISES:
         word = judgement.promises.get(promise)
         marks += "[dim]·[/dim]" if word is None else f"[green]{promise}[/green]" if word == "kept" else "[red]x[/red]"
-    broken = [f"{promise}: {word}" for promise, word in judgement.promises.items() if word != "kept"]
-    what = "; ".join(broken) if judgement.happened else f"the fault did not happen; {cell.outcome.said}"
     times = (judgement.noticed_s, judgement.recovered_s, cell.outcome.load)
     figures = ["-" if value is None else f"{value:.2f}" for value in times]
-    return [cell.row, cell.name, marks, *figures, escape(what)]
+    return [cell.row, cell.name, marks, *figures, escape(cell.what_broke())]
