@@ -30,8 +30,8 @@ def has_threads() -> bool:
 def leave_no_core_file() -> None:
     """Has the kernel end this process at once when it crashes, without writing its memory to a file first.
 
-    While it is written the process is not gone, and nobody can take its place. One byte, less than any core file has, is
-    the limit that also keeps one from a program that takes core files from the kernel: such a program gets them
+    While it is written the process is not gone, and nobody can take its place. One byte, less than any core file has,
+    is the limit that also keeps one from a program that takes core files from the kernel: such a program gets them
     whatever the limit is, 0 included.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
