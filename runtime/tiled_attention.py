@@ -53,7 +53,7 @@ class TileGroup:
         kept: [n] int64, which of the S · P places are no repetitions.
         kept_rows: [n] int64, their batch rows.
         tile_of: [N] int64, the tile of each block.
-        hidden: [N, P, 64] bool, which keys of a block its tile's positions do not see.
+        hidden: [N, 1, P, 1, 64] bool, which keys of a block its tile's positions do not see.
         levels: The tree over each tile's blocks.
     """
 
@@ -95,41 +95,50 @@ class TiledVisible:
     Attributes:
         groups: The tiles, and the height of each group's.
         shapes: In which shapes attention runs.
+        in_order: Whether there is one group, whose tiles hold one row of the batch each, in order.
     """
 
     groups: tuple[tuple[TileGroup, int], ...]
     shapes: AttentionShapes
+    in_order: bool = False
 
     def attend(self, queries: torch.Tensor, cache: KVCache, layer: int) -> torch.Tensor:
         """Returns the attention output of each query, a fresh [T, heads, head_dim]."""
+        scaled = queries.float() * queries.shape[2] ** -0.5
+        if self.in_order:
+            group, height = self.groups[0]
+            found = self._attend(scaled.unsqueeze(1), cache, layer, group, height)
+            return found.reshape(queries.shape).to(queries.dtype)
         output = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         flat = output.view(queries.shape[0], -1, self.shapes.group, queries.shape[2])
-        scaled = queries.float() * queries.shape[2] ** -0.5
         for group, height in self.groups:
-            found = self._attend(scaled, cache, layer, group, height)
+            found = self._attend(scaled[group.rows], cache, layer, group, height)
             flat[group.kept_rows] = found.flatten(0, 1)[group.kept].to(output.dtype)
         return output
 
     def _attend(self, queries: torch.Tensor, cache: KVCache, layer: int, group: TileGroup, height: int) -> torch.Tensor:
-        """Returns the outputs of a group's tiles, [S, P, kv_heads, group, head_dim] float32."""
+        """Returns the outputs of a group's tiles, [S, P, kv_heads, group, head_dim] float32.
+
+        Args:
+            queries: [S, P, heads, head_dim] float32, of the tiles' positions.
+            cache: Holds their keys and values.
+            layer: Which of the stage's layers, from 0.
+            group: The tiles.
+            height: Rows of a tile.
+        """
         keys, values = (_blocks(part) for part in cache.read(layer, group.runs))
         blocks, kv_heads, _, head_dim = keys.shape
         tiles, positions = group.rows.shape
         per_head = self.shapes.group
         product = self.shapes.product
-        by_tile = queries[group.rows].view(tiles, positions, kv_heads, per_head, head_dim)
+        by_tile = queries.view(tiles, positions, kv_heads, per_head, head_dim)
         rows = by_tile.transpose(1, 2).reshape(tiles, kv_heads, positions * per_head, head_dim)
         rows = functional.pad(rows, (0, 0, 0, height - positions * per_head))
         of_block = rows[group.tile_of].reshape(-1, height, head_dim)
         scores = product(of_block, keys.flatten(0, 1).transpose(1, 2)).view(blocks, kv_heads, height, KEY_BLOCK)
         seen = scores[:, :, : positions * per_head].view(blocks, kv_heads, positions, per_head, KEY_BLOCK)
-        seen.masked_fill_(group.hidden[:, None, :, None], _NONE)
-        maxima = scores.amax(dim=-1)
-        for left, right, into in group.levels:
-            following = maxima[left]
-            following[into] = torch.maximum(following[into], maxima[right])
-            maxima = following
-        weights = scores.sub_(maxima[group.tile_of].unsqueeze(-1)).exp_()
+        seen.masked_fill_(group.hidden, _NONE)
+        weights = scores.sub_(_maxima(scores, group).unsqueeze(-1)).exp_()
         sums = weights.sum(dim=-1, keepdim=True)
         outputs = product(weights.view(-1, height, KEY_BLOCK), values.flatten(0, 1)).view(
             blocks, kv_heads, height, head_dim
@@ -141,6 +150,25 @@ class TiledVisible:
             nodes = following
         found = (nodes[..., :-1] / nodes[..., -1:])[:, :, : positions * per_head]
         return found.view(tiles, kv_heads, positions, per_head, head_dim).transpose(1, 2)
+
+
+def _maxima(scores: torch.Tensor, group: TileGroup) -> torch.Tensor:
+    """Returns the largest score of each row over all blocks of its tile, which is exact in any order.
+
+    Args:
+        scores: [N, kv_heads, height, 64].
+        group: Whose blocks these are.
+
+    Returns:
+        [N, kv_heads, height], or [1, kv_heads, height] of a single tile.
+    """
+    by_block = scores.amax(dim=-1)
+    tiles = group.rows.shape[0]
+    if tiles == 1:
+        return by_block.amax(dim=0, keepdim=True)
+    index = group.tile_of.view(-1, 1, 1).expand_as(by_block)
+    of_tile = by_block.new_full((tiles, *by_block.shape[1:]), _NONE).scatter_reduce_(0, index, by_block, "amax")
+    return of_tile[group.tile_of]
 
 
 def tiled_visible(
@@ -165,7 +193,8 @@ def tiled_visible(
             for first in range(0, span.length, tall):
                 tile = _tile(span, first, min(first + tall, span.length), window)
                 groups.append((_group([(span, tile)], tall, window, device), shapes.tall))
-    return TiledVisible(tuple(groups), shapes)
+    in_order = short == 1 and len(groups) == 1 and [span.start for span in few] == list(range(len(spans)))
+    return TiledVisible(tuple(groups), shapes, in_order)
 
 
 def _tile(span: Span, first: int, stop: int, window: int | None) -> QueryTile:
@@ -204,7 +233,7 @@ def _group(
         torch.tensor(kept, device=device),
         torch.tensor(kept_rows, device=device),
         torch.tensor(tile_of, device=device),
-        torch.cat(hidden).to(device),
+        torch.cat(hidden)[:, None, :, None].to(device),
         _levels(firsts, device),
     )
 

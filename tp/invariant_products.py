@@ -7,7 +7,7 @@ each shape of weight as the model is loaded, gives the bits of the definition in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -59,7 +59,7 @@ class InvariantProduct:
     """
 
     def __init__(
-        self, kernels: list[Kernel], out_features: int, bias: torch.Tensor | None, heights: Sequence[int]
+        self, kernels: list[Kernel], out_features: int, bias: torch.Tensor | None, heights: tuple[int, ...]
     ) -> None:
         self._kernels = kernels
         self._out_features = out_features
@@ -90,7 +90,7 @@ class InvariantUnits:
         together: Whether all units run as one batch, or one by one.
     """
 
-    def __init__(self, weights: torch.Tensor, tree: ReductionTree, heights: Sequence[int], *, together: bool) -> None:
+    def __init__(self, weights: torch.Tensor, tree: ReductionTree, heights: tuple[int, ...], *, together: bool) -> None:
         self._weights = weights
         self._tree = tree
         self._heights = heights

@@ -71,21 +71,11 @@ class ReductionTree:
         Args:
             partials: [units of this rank, T, D] float32, one product a unit.
         """
-        left: list[torch.Tensor] = []
-        right: list[torch.Tensor] = []
-        count, start, nodes = self._units, self.run.start, partials
-        while nodes.shape[0] and count > 1:
-            if start % 2:
-                left.append(nodes[0])
-                start, nodes = start + 1, nodes[1:]
-            if nodes.shape[0] % 2 and start + nodes.shape[0] < count:
-                right.append(nodes[-1])
-                nodes = nodes[:-1]
-            nodes = _add_pairs(nodes)
-            count, start = -(-count // 2), start // 2
-        if not left and not right:
-            return nodes
-        return torch.stack([*left, *nodes.unbind(0), *right[::-1]])
+        known = {Node(0, unit): product for unit, product in zip(self.run, partials.unbind(0), strict=True)}
+        sums = [self._sum(node, known) for node in self._subtrees[self._group.rank]]
+        if not sums:
+            return partials
+        return sums[0].unsqueeze(0) if len(sums) == 1 else torch.stack(sums)
 
     def finish(self, subtrees: torch.Tensor) -> torch.Tensor:
         """Returns the whole sum, [T, D] float32, the same bits on every rank; all ranks call it together.
@@ -101,28 +91,17 @@ class ReductionTree:
         missing = self._most - subtrees.shape[0]
         padded = torch.nn.functional.pad(subtrees, (0, 0, 0, 0, 0, missing)) if missing else subtrees
         gathered = self._group.all_gather(padded)
-        nodes = {
+        known = {
             node: gathered[rank, place] for rank, owned in enumerate(self._subtrees) for place, node in enumerate(owned)
         }
-        return _root(nodes, self._units)
+        return self._sum(Node((self._units - 1).bit_length(), 0), known)
 
-
-def _add_pairs(nodes: torch.Tensor) -> torch.Tensor:
-    """Returns the next level of [n, T, D]: neighbours added, a last one without a neighbour as it is."""
-    pairs = nodes.shape[0] // 2
-    if pairs == 0:
-        return nodes
-    added = nodes[: 2 * pairs : 2] + nodes[1 : 2 * pairs : 2]
-    return added if nodes.shape[0] % 2 == 0 else torch.cat((added, nodes[-1:]))
-
-
-def _root(nodes: dict[Node, torch.Tensor], units: int) -> torch.Tensor:
-    """Returns the sum of all units from the sums of subtrees that cover each of them once."""
-    level, count = 0, units
-    while count > 1:
-        for index in range(0, count, 2):
-            one, other = nodes.pop(Node(level, index), None), nodes.pop(Node(level, index + 1), None)
-            if one is not None:
-                nodes[Node(level + 1, index // 2)] = one if other is None else one + other
-        level, count = level + 1, -(-count // 2)
-    return nodes[Node(level, 0)]
+    def _sum(self, node: Node, known: dict[Node, torch.Tensor]) -> torch.Tensor:
+        """Returns the sum of a subtree from those of ``known`` that make it up."""
+        if node in known:
+            return known[node]
+        below, left = node.level - 1, 2 * node.place
+        one = self._sum(Node(below, left), known)
+        if (left + 1) << below >= self._units:
+            return one
+        return one + self._sum(Node(below, left + 1), known)

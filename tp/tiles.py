@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,8 @@ class Tile(NamedTuple):
     height: int
 
 
-def cut_rows(rows: int, heights: Sequence[int]) -> list[Tile]:
+@lru_cache
+def cut_rows(rows: int, heights: tuple[int, ...]) -> tuple[Tile, ...]:
     """Returns the tiles of ``rows`` rows: tall ones first, the last padded to the next height unless that is waste.
 
     Args:
@@ -37,18 +39,21 @@ def cut_rows(rows: int, heights: Sequence[int]) -> list[Tile]:
         stop = min(start + height, rows)
         tiles.append(Tile(start, stop, height))
         start = stop
-    return tiles
+    return tuple(tiles)
 
 
 def padded(x: torch.Tensor, tile: Tile) -> torch.Tensor:
     """Returns a tile's rows of ``x`` [T, K], with zero rows up to its height: [height, K]."""
-    rows = x[tile.start : tile.stop]
+    rows = x[tile.start : tile.stop] if tile.stop - tile.start < x.shape[0] else x
     missing = tile.height - rows.shape[0]
     return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def in_tiles(
-    kernel: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, heights: Sequence[int], out_shape: tuple[int, ...]
+    kernel: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    heights: tuple[int, ...],
+    out_shape: tuple[int, ...],
 ) -> torch.Tensor:
     """Returns what ``kernel`` makes of the rows of ``x`` tile by tile, float32.
 
@@ -60,7 +65,8 @@ def in_tiles(
     """
     tiles = cut_rows(x.shape[0], heights)
     if len(tiles) == 1:
-        return kernel(padded(x, tiles[0]))[..., : x.shape[0], :]
+        y = kernel(padded(x, tiles[0]))
+        return y if tiles[0].height == x.shape[0] else y[..., : x.shape[0], :]
     out = torch.empty(out_shape, dtype=torch.float32, device=x.device)
     for tile in tiles:
         out[..., tile.start : tile.stop, :] = kernel(padded(x, tile))[..., : tile.stop - tile.start, :]
