@@ -27,7 +27,7 @@ from ranks import run_ranks
 from tiny_checkpoints import write_tiny_checkpoint
 
 from sampler.params import SamplingParams
-from tp import reduction_tree
+from tp.reduction_tree import ReductionTree
 
 pytestmark = pytest.mark.long(60)
 
@@ -149,12 +149,12 @@ def test_a_tree_with_two_units_swapped_is_noticed(models: dict[str, Path], monke
     ids = [tokens(draw, 20)]
     walk = random_walk(draw, [20])
     right = walk_logits(ModelPipeline(models["llama"], invariant=True), ids, walk)
-    add_pairs = reduction_tree._add_pairs
+    reduce = ReductionTree.reduce
 
-    def swapped(nodes: torch.Tensor) -> torch.Tensor:
-        return add_pairs(nodes[[0, 2, 1, *range(3, len(nodes))]] if len(nodes) > 2 else nodes)
+    def swapped(self: ReductionTree, partials: torch.Tensor) -> torch.Tensor:
+        return reduce(self, partials[[0, 2, 1, *range(3, len(partials))]] if len(partials) > 2 else partials)
 
-    monkeypatch.setattr(reduction_tree, "_add_pairs", swapped)
+    monkeypatch.setattr(ReductionTree, "reduce", swapped)
     wrong = walk_logits(ModelPipeline(models["llama"], invariant=True), ids, walk)
     torch.testing.assert_close(wrong[0], right[0], atol=1e-4, rtol=0)
     assert not torch.equal(wrong[0], right[0])
