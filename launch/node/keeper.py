@@ -280,6 +280,7 @@ class RankKeeper:
             step=progress.step,
             operation=described(progress),
             age_s=progress.age_s(),
+            tokens=progress.tokens,
             is_consequence=is_consequence,
             exit_code=kept.exit_code,
             stacks=stacks,
@@ -306,5 +307,6 @@ class RankKeeper:
                 code = ExitCode.RECOVERIES_EXHAUSTED
             phase = "start" if fault.phase in _STARTING else "run"
             self._folder.write_report(
-                RankReport(fault.rank, fault.stage, fault.tp_rank, phase, fault.kind, fault.message, False, code)
+                RankReport(fault.rank, fault.stage, fault.tp_rank, phase, fault.kind, fault.message, False, code),
+                replaces=True,
             )

@@ -26,6 +26,7 @@ class RankFault(msgspec.Struct, frozen=True, kw_only=True):
         step: The step it was in; 0 before the first.
         operation: The operation that it was in, or had last done; empty before the first.
         age_s: How old its last sign of life was when the fault was seen.
+        tokens: Of the batch of its latest step that ran one: the more, the older it may be.
         is_consequence: Whether it only lost contact with another rank.
         exit_code: What it left with; negative = killed by that signal; None when it has not left.
         stacks: Its Python stacks as it stalled or crashed; empty when it could not tell them.
@@ -40,6 +41,7 @@ class RankFault(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     operation: str
     age_s: float
+    tokens: int = 0
     is_consequence: bool = False
     exit_code: int | None = None
     stacks: str = ""

@@ -76,13 +76,18 @@ class RunFolder:
         """Where this node's zygote is asked for ranks."""
         return self.path / "zygote"
 
-    def write_report(self, report: RankReport) -> None:
+    def write_report(self, report: RankReport, *, replaces: bool = False) -> None:
         """Leaves a rank's last words; an earlier report of the rank is kept.
 
         When the folder is gone already, nobody is left to read them.
+
+        Args:
+            report: What to leave.
+            replaces: Whether an earlier report of the rank gives way: where all ranks only say that they lost contact,
+                it is judged who is to blame.
         """
         path = self.path / "reports" / f"{report.rank}.json"
-        if not path.exists():
+        if replaces or not path.exists():
             part = path.with_suffix(".part")
             with contextlib.suppress(FileNotFoundError):
                 part.write_bytes(msgspec.json.encode(report))

@@ -97,6 +97,11 @@ def described(progress: Progress) -> str:
     return f"{progress.operation} on {progress.group}" if progress.operation else "start"
 
 
+def stretch_of(tokens: int) -> float:
+    """Returns how many times longer than a small step one with so many tokens may take."""
+    return max(1.0, tokens / _TOKENS_PER_LIMIT)
+
+
 def process_state(pid: int) -> tuple[str, float]:
     """Returns the kernel's letter for what a process does, and the seconds of CPU that it has used.
 
@@ -118,7 +123,7 @@ def _limit_s(progress: Progress, stall_timeout_s: float, start_timeout_s: float)
         case Phase.START | Phase.LOAD:
             return max(start_timeout_s, stall_timeout_s)
         case _:
-            return stall_timeout_s * max(1.0, progress.tokens / _TOKENS_PER_LIMIT)
+            return stall_timeout_s * stretch_of(progress.tokens)
 
 
 def _may_work_on(one: SeenRank, limit_s: float) -> bool:

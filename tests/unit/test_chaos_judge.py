@@ -31,6 +31,7 @@ FRONT = FrontOutcome(
     failed_s=None,
     blamed=[[1]],
     seen_s=[100.05],
+    tokens=[6],
     answers_after=True,
     closed_in_s=0.5,
 )
@@ -157,6 +158,32 @@ def test_a_stall_has_its_limit_more() -> None:
     assert judged(scenario=stop, front=front).is_kept
     later = msgspec.structs.replace(front, seen_s=[103.6])
     assert broken(judged(scenario=stop, front=later))["D"] == "noticed after 3.60 s, allowed 3.50 s"
+
+
+def test_a_large_step_may_be_silent_for_longer() -> None:
+    """As its limit is: longer in proportion to its tokens."""
+    stop = msgspec.structs.replace(KILL, action="stop")
+    late = {"seen_s": [109.1], "epochs": [FRONT.epochs[0], EpochSeen(epoch=1, ready_s=109.3)]}
+    front = msgspec.structs.replace(with_request(times_s=[99.0, 99.5, 109.6, 109.7]), **late)
+    assert set(broken(judged(scenario=stop, front=front))) == {"D", "B"}
+    assert judged(scenario=stop, front=msgspec.structs.replace(front, tokens=[192])).is_kept
+    assert set(broken(judged(front=msgspec.structs.replace(front, tokens=[192])))) == {"D", "B"}, "death has no limit"
+
+
+@pytest.mark.parametrize("action", ["skip", "wrong_size", "corrupt", "cut"])
+@pytest.mark.parametrize(
+    ("blamed", "named_right"), [([[1]], True), ([[0]], True), ([[0, 1]], True), ([[2]], False), ([[0, 2]], False)]
+)
+def test_on_the_wire_somebody_who_made_the_call_is_named(
+    action: Any, blamed: list[list[int]], named_right: bool
+) -> None:
+    scenario = msgspec.structs.replace(KILL, action=action, operation="tokens")
+    fired = [Fired(action=action, rank=1, where="inside broadcast@0,1 #3", t_s=FAULT_S)]
+    judgement = judged(scenario=scenario, front=msgspec.structs.replace(FRONT, blamed=blamed), fired=fired)
+    assert judgement.named_right is named_right
+    assert ("A" in broken(judgement)) is not named_right
+    harmless = judged(scenario=scenario, front=CALM, fired=fired)
+    assert (harmless.named_right, harmless.is_kept) == (None, True)
 
 
 def test_never_ended() -> None:

@@ -68,6 +68,14 @@ def test_the_first_report_of_a_rank_stays(folder: RunFolder) -> None:
     assert folder.cause() == report(1, message="first")
 
 
+def test_who_is_judged_to_be_the_cause_is_the_cause(folder: RunFolder) -> None:
+    """Where all only lost contact, the client reads the rank that the fault report names."""
+    for rank in range(3):
+        folder.write_report(report(rank, consequence=True))
+    folder.write_report(report(1, message="judged"), replaces=True)
+    assert folder.cause() == report(1, message="judged")
+
+
 def test_a_report_keeps_any_text(folder: RunFolder) -> None:
     folder.write_report(report(0, message='"quoted" \\ 在线 \n 😀'))
     cause = folder.cause()

@@ -188,6 +188,7 @@ class Front:
             failed_s=failed_s,
             blamed=[[fault.rank for fault in report.culprits] for report in self._reports],
             seen_s=[report.seen_at - clock_s for report in self._reports],
+            tokens=[max((fault.tokens for fault in report.culprits), default=0) for report in self._reports],
             answers_after=answers_after,
             closed_in_s=closed_in_s,
         )

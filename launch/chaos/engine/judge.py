@@ -7,6 +7,7 @@ nothing is left. Q: without a fault nothing happened. Bounds on seconds are stre
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
@@ -15,6 +16,7 @@ import msgspec
 from launch.chaos.engine.outcome import EngineOutcome, FrontOutcome, RequestEnd
 from launch.chaos.engine.scenario import Scenario
 from launch.chaos.script.outcome import names_rank
+from launch.node.stall import stretch_of
 
 Promise = Literal["S", "D", "A", "R", "B", "L", "Q"]
 PROMISES: tuple[Promise, ...] = ("S", "D", "A", "R", "B", "L", "Q")
@@ -24,17 +26,21 @@ _OF_ROW: Final[Mapping[str, str]] = {
     "K2": "SDARBL",
     "K3": "SDARBL",
     "K4": "SRL",
-    "K5": "SDRL",
-    "K6": "SDRL",
-    "K7": "SRL",
+    "K5": "SDARL",
+    "K6": "SDARL",
+    "K7": "SARL",
     "K8": "L",
-    "K10": "SDRL",
+    "K10": "SDARL",
     "K11": "SDARL",
     "K12": "SDL",
     "K14": "SRL",
     "K16": "SQL",
 }
-"""What each row promises; K5 and K6 are injected below the ranks' own checks, where a pair is named and not a rank."""
+"""What each row promises."""
+
+_OF_A_GROUP: Final = ("K5", "K6", "K7", "K10")
+"""These are injected below the ranks' own checks, on the wire: of those who made the call, nobody can tell who is to
+blame, and nobody else may be named."""
 
 _NEEDS_RECOVERY = "RB"
 _HOSTS_WITHOUT_RECOVERY = ("zygote", "supervisor", "agent", "front")
@@ -136,13 +142,30 @@ class _Case:
         return min(times) - self.fault_s if times else None
 
     @property
+    def stall_s(self) -> float:
+        """How long a rank may give no sign of life: longer, the more tokens the step has that it is in."""
+        limit_s = self.bounds.group_timeout_s if self.bounds.stall_s is None else self.bounds.stall_s
+        tokens = max(self.front.tokens[-1:], default=0) if self.front is not None else 0
+        return limit_s * stretch_of(tokens)
+
+    @property
+    def members(self) -> frozenset[int]:
+        """The ranks of the group at whose call the fault happened."""
+        found = _MEMBERS.search(self.outcome.fired[-1].where) if self.outcome.fired else None
+        return frozenset(map(int, found[1].split(","))) if found is not None else frozenset()
+
+    @property
     def named_right(self) -> bool | None:
         front = self.front
         if self.rank is None or front is None:
             return None
+        allowed = self.members if self.scenario.row in _OF_A_GROUP else frozenset({self.rank})
         if not front.blamed:
-            return names_rank(front.failure.partition(":")[0], self.rank) if front.failure else None
+            said = front.failure.partition(":")[0]
+            return any(names_rank(said, rank) for rank in allowed) if front.failure else None
         named = front.blamed[-1]
+        if self.scenario.row in _OF_A_GROUP:
+            return bool(named) and allowed.issuperset(named)
         if self.scenario.is_stall and not self.scenario.is_from_outside:
             # Within a call nothing tells a rank that waits from one that does nothing: the pair is named.
             return self.rank in named and len(named) <= _PAIR
@@ -156,6 +179,7 @@ class _Case:
 
 
 _PAIR: Final = 2
+_MEMBERS: Final = re.compile(r"@(\d+(?:,\d+)*)")
 _CLOCK_S: Final = 0.01
 _POLL_S: Final = 0.3
 """How long the front side may take to hear of what the ranks' keeper saw."""
@@ -242,7 +266,7 @@ def _noticed_late(case: _Case) -> str:
     is_stall = scenario.row in ("K3", "K5", "K6", "K10", "K12") or scenario.is_stall
     limit_s = bounds.noticed_s
     if is_stall:
-        limit_s += bounds.group_timeout_s if bounds.stall_s is None else bounds.stall_s
+        limit_s += case.stall_s
     limit_s = limit_s * load + _POLL_S
     return "" if noticed_s <= limit_s else f"noticed after {noticed_s:.2f} s, allowed {limit_s:.2f} s"
 
@@ -253,6 +277,9 @@ def _named_wrong(case: _Case) -> str:
     front = case.front
     if front is None:
         return "nobody was named"
+    if case.scenario.row in _OF_A_GROUP and case.named_right is None:
+        # It did no harm: R tells whether that is so.
+        return ""
     named = ", ".join(str(rank) for report in front.blamed[-1:] for rank in report) or front.failure or "nobody"
     return f"rank {case.rank} failed; named: {named}"
 
@@ -277,7 +304,7 @@ def _recovered_late(case: _Case) -> str:
         return "no token came after the fault"
     limit_s = case.bounds.recovered_s
     if case.scenario.is_stall:
-        limit_s += case.bounds.group_timeout_s if case.bounds.stall_s is None else case.bounds.stall_s
+        limit_s += case.stall_s
     limit_s *= case.outcome.load
     return "" if recovered_s <= limit_s else f"first token after {recovered_s:.2f} s, allowed {limit_s:.2f} s"
 

@@ -55,6 +55,7 @@ class FrontOutcome(msgspec.Struct, frozen=True, kw_only=True):
         failed_s: When that was known.
         blamed: The ranks that each of the runtime's reports names as culprits.
         seen_s: When the runtime first saw each of their faults.
+        tokens: Of the largest batch that the culprits of each were at.
         answers_after: Whether a request after all others was answered.
         closed_in_s: How long the engine took to close.
     """
@@ -65,6 +66,7 @@ class FrontOutcome(msgspec.Struct, frozen=True, kw_only=True):
     failed_s: float | None
     blamed: list[list[int]]
     seen_s: list[float]
+    tokens: list[int]
     answers_after: bool
     closed_in_s: float
 
