@@ -6,11 +6,17 @@ and with its exit code when it has ended. A side that leaves closes the connecti
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 import struct
+from typing import Final
 
 import msgspec
 
+_LOG = logging.getLogger(__name__)
+_REQUEST_S: Final = 5.0
+_MAX_REQUEST_BYTES: Final = 16 << 20
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!i")
 STANDARD_FILES = (0, 1, 2)
@@ -38,14 +44,26 @@ def send_request(connection: socket.socket, request: ForkRequest) -> None:
 
 
 def receive_request(connection: socket.socket) -> tuple[ForkRequest, list[int]] | None:
-    """Returns a request and the three files that came with it; None when the other side left."""
-    head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, len(STANDARD_FILES))
-    body = b""
-    if len(head) == _LENGTH.size:
-        body = _receive_exactly(connection, _LENGTH.unpack(head)[0])
-    if not body:
-        return None
-    return msgspec.msgpack.decode(body, type=ForkRequest), files
+    """Returns a request and the three files that came with it; None when the other side left, or is no supervisor.
+
+    Nothing but a whole request that comes at once is taken: whatever else is sent costs its sender the connection, and
+    nobody else anything.
+    """
+    files: list[int] = []
+    connection.settimeout(_REQUEST_S)
+    try:
+        head, files, _, _ = socket.recv_fds(connection, _LENGTH.size, len(STANDARD_FILES))
+        size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+        body = _receive_exactly(connection, size) if size <= _MAX_REQUEST_BYTES else b""
+        if body and len(files) == len(STANDARD_FILES):
+            request = msgspec.msgpack.decode(body, type=ForkRequest)
+            connection.settimeout(None)
+            return request, files
+    except (OSError, msgspec.DecodeError) as error:
+        _LOG.warning("dropped a connection to the zygote that sent no request: %s", error)
+    for file in files:
+        os.close(file)
+    return None
 
 
 def send_number(connection: socket.socket, number: int) -> None:

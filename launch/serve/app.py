@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from launch.serve import chat, completions, models, score, tokens
-from launch.serve.errors import HttpError, answer_http_error
+from launch.serve.errors import ENGINE_ERRORS, HttpError, answer_http_error
 from launch.serve.guard import Guard
 from launch.serve.keys import ApiKeys
 from launch.serve.openapi import CHAT, COMPLETION, DETOKENIZE, SCORE, TOKENIZE, Described, describe, reply, request_of
@@ -33,8 +33,8 @@ def create_app(state: ServerState, keys: ApiKeys, routers: Sequence[APIRouter] =
         routers: More endpoints, asked after these.
     """
     app = FastAPI(title="Lockstep", version=state.version, docs_url=None, redoc_url=None)
-    app.add_exception_handler(HttpError, answer_http_error)
-    app.add_exception_handler(HTTPException, answer_http_error)
+    for kind in (HttpError, HTTPException, *ENGINE_ERRORS):
+        app.add_exception_handler(kind, answer_http_error)
     app.add_middleware(Guard, keys=keys, max_body_bytes=state.http.max_body_bytes)
     app.include_router(_router(state))
     for router in routers:

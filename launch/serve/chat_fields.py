@@ -97,7 +97,7 @@ def chat_job(chat: ChatFields, rest: dict[str, Any]) -> ChatJob:
     fields = rest | {"messages": read_calls(chat.messages)}
     names: dict[str, str] = {}
     if chat.max_completion_tokens is not None:
-        if rest.get("max_tokens", chat.max_completion_tokens) != chat.max_completion_tokens:
+        if rest.get("max_tokens") not in (None, chat.max_completion_tokens):
             message = f"max_tokens is {rest['max_tokens']} and max_completion_tokens {chat.max_completion_tokens}"
             raise HttpError(400, f"{message}: give one of them", param="max_completion_tokens")
         fields["max_tokens"] = chat.max_completion_tokens
@@ -131,7 +131,7 @@ def _grammar(chat: ChatFields, use: ToolUse | None, rest: dict[str, Any], names:
         names |= {"json_schema": "response_format", "json_object": "response_format"}
         is_object = chat.response_format.type == "json_object"
         found |= {"json_object": True} if is_object else {"json_schema": schema}
-    if strict is not None and "strict" not in rest:
+    if strict is not None and rest.get("strict") is None:
         found["strict"] = strict
     return found
 

@@ -176,5 +176,6 @@ def _refuse_foreign(common: CompletionFields, rest: dict[str, Any]) -> None:
         raise HttpError(400, message, param="echo")
     if common.suffix:
         raise HttpError(400, "suffix is given: text is only generated at the end", param="suffix")
-    if common.best_of is not None and common.best_of != rest.get("n", 1):
-        raise HttpError(400, f"best_of is {common.best_of}: only n, {rest.get('n', 1)}, is taken", param="best_of")
+    n = 1 if rest.get("n") is None else rest["n"]
+    if common.best_of is not None and common.best_of != n:
+        raise HttpError(400, f"best_of is {common.best_of}: only n, {n}, is taken", param="best_of")

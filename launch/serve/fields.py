@@ -59,7 +59,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """Returns the JSON object that is a request's body; fields that are null are left out.
+    """Returns the JSON object that is a request's body.
 
     Raises:
         HttpError: It is none.
@@ -75,17 +75,20 @@ async def read_object(request: Request) -> dict[str, Any]:
         raise HttpError(400, f"the body is no JSON: {error}") from None
     if not isinstance(value, dict):
         raise HttpError(400, f"the body is {kind_of(value)}: an object is needed")
-    return {name: item for name, item in value.items() if item is not None}
+    return value
 
 
 def take(fields: dict[str, Any], kind: type[Fields]) -> tuple[Fields, dict[str, Any]]:
     """Returns the fields that ``kind`` has, checked, and the others.
 
+    A null of its own is as good as none. The others keep theirs: of them the leader knows the names.
+
     Raises:
         HttpError: One has the wrong type, or is unknown within a field.
     """
-    own = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
-    rest = {name: value for name, value in fields.items() if name not in own}
+    names = kind.__struct_fields__
+    own = {name: value for name, value in fields.items() if name in names and value is not None}
+    rest = {name: value for name, value in fields.items() if name not in names}
     if "id" in rest:
         raise HttpError(400, "unknown field id: the server numbers requests itself", param="id")
     try:

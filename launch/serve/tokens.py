@@ -58,10 +58,11 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     """
     given, rest = take(await read_object(request), TokenizeFields)
     state.check_model(given.model)
-    fields = msgspec.structs.asdict(given) | {"messages": read_calls(given.messages)} | rest
+    fields = msgspec.structs.asdict(given) | {"messages": read_calls(given.messages)}
     del fields["model"]
+    fields = {name: value for name, value in fields.items() if value is not None} | rest
     try:
-        answer = await state.client.tokenize({name: value for name, value in fields.items() if value is not None})
+        answer = await state.client.tokenize(fields)
     except ENGINE_ERRORS as error:
         raise http_error(error) from error
     return json_response(

@@ -203,7 +203,7 @@ class Animal(BaseModel):
     legs: Literal[2, 4]
 
 
-def test_parse(client: openai.OpenAI) -> None:
+def test_t25_parse(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": "tiny", "messages": USER, "max_tokens": 90, "response_format": Animal}
     parsed = client.chat.completions.parse(**fields, extra_body={"max_whitespace": 1})
     animal = parsed.choices[0].message.parsed
@@ -325,7 +325,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert streamed == logprobs.content
 
 
-def test_logprobs_of_a_constrained_choice(client: openai.OpenAI) -> None:
+def test_t18_logprobs_of_a_constrained_choice(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 5, "extra_body": {"regex": "(yes|no)"}}
     raw = chat(client, **fields).choices[0].logprobs
     fields["extra_body"] |= {"logprobs_mode": "processed"}
@@ -347,13 +347,28 @@ def test_logprobs_of_a_constrained_choice(client: openai.OpenAI) -> None:
     ],
     ids=str,
 )
-def test_logprobs_out_of_range(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_t18_logprobs_out_of_range(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         chat(client, **fields)
     assert refused.value.param == param
 
 
-def test_logprobs_without_the_likeliest(client: openai.OpenAI) -> None:
+def test_t18_logprobs_are_those_before_the_support_is_cut(client: openai.OpenAI) -> None:
+    for mode in ("raw", "processed"):
+        fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 5, "temperature": 0.5, "seed": 3}
+        cut, whole = (
+            chat(client, **fields, max_tokens=1, top_p=top_p, extra_body={"logprobs_mode": mode}).choices[0].logprobs
+            for top_p in (0.3, 1)
+        )
+        assert cut is not None
+        assert whole is not None
+        assert (cut.content or [])[0].top_logprobs == (whole.content or [])[0].top_logprobs
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="tiny", prompt="a", max_tokens=1, logprobs=21)
+    assert refused.value.param == "logprobs"
+
+
+def test_t18_logprobs_without_the_likeliest(client: openai.OpenAI) -> None:
     logprobs = chat(client, logprobs=True).choices[0].logprobs
     assert logprobs is not None
     assert [entry.top_logprobs for entry in logprobs.content or ()] == [[]] * 12
@@ -367,6 +382,9 @@ def test_logprobs_without_the_likeliest(client: openai.OpenAI) -> None:
     [
         ({"temprature": 1}, "temprature", "temperature"),
         ({"id": "x"}, "id", "unknown field"),
+        ({"id": None}, "id", "unknown field"),
+        ({"temprature": None}, "temprature", "temperature"),
+        ({"response_format": {"type": "text", "temprature": None}}, "response_format", "temprature"),
         ({"temperature": -0.1}, "temperature", "0 to"),
         ({"top_p": 0}, "top_p", "0"),
         ({"seed": 2**64}, "seed", "18446744073709551615"),
@@ -411,6 +429,29 @@ def test_refused(http: httpx.Client, fields: dict[str, Any], param: str, message
     assert error.keys() == {"message", "type", "param", "code"}
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert message in error["message"]
+
+
+def test_null_is_as_good_as_nothing(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()["components"]["schemas"]
+    least: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": USER, "max_completion_tokens": 2, "temperature": 0},
+        "/v1/completions": {"prompt": "a", "max_tokens": 2, "best_of": 1, "temperature": 0},
+        "/v1/score": {"prompt": "a"},
+        "/tokenize": {"prompt": "a"},
+        "/detokenize": {"tokens": [70]},
+    }
+    names = ("Chat", "Completion", "Score", "Tokenize", "Detokenize")
+    for (path, body), name in zip(least.items(), names, strict=True):
+        nulls = dict.fromkeys(document[f"{name}Request"]["properties"])
+        asked = {field: value for field, value in (nulls | body).items() if field != "prompt_tokens"}
+        bare, full = http.post(path, json=body), http.post(path, json=asked)
+        assert (bare.status_code, full.status_code) == (200, 200), full.text
+        own = {"id", "created"}
+        assert {key: value for key, value in full.json().items() if key not in own} == {
+            key: value for key, value in bare.json().items() if key not in own
+        }
+        refused = http.post(path, json=body | {"tempratur": None})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tempratur"), path
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]], 5, [1.5], [320], [[-1]], ["a", ""], [True], {}], ids=str)
@@ -477,7 +518,7 @@ def open_requests(server: Server) -> int:
 # Streams that end early (scenarios T23, T25).
 
 
-def test_a_client_that_leaves(server: Server, client: openai.OpenAI) -> None:
+def test_t25_a_client_that_leaves(server: Server, client: openai.OpenAI) -> None:
     steady: dict[str, Any] = {}
 
     def run_steady() -> None:
@@ -504,7 +545,7 @@ def exhaust(stream: Iterator[ChatCompletionChunk], taken: list[ChatCompletionChu
         taken.append(chunk)  # noqa: PERF402 - what came before an error counts
 
 
-def test_an_error_in_mid_stream(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_t25_an_error_in_mid_stream(client: openai.OpenAI, http: httpx.Client) -> None:
     calls = [{"name": "FailsLate", "args": {"after": 3}}]
     fields: dict[str, Any] = {"extra_body": {"logit_processors": calls, "ignore_eos": True}}
     with pytest.raises(openai.APIError, match="logit processor FailsLate failed: RuntimeError: broken") as broken:
@@ -523,7 +564,7 @@ def test_an_error_in_mid_stream(client: openai.OpenAI, http: httpx.Client) -> No
 
 
 @pytest.mark.parametrize("stop", [["DEFGHIJ"], ["b,c"], ["😀"]], ids=str)
-def test_stop_strings_over_several_tokens(client: openai.OpenAI, stop: list[str]) -> None:
+def test_t23_stop_strings_over_several_tokens(client: openai.OpenAI, stop: list[str]) -> None:
     body = "ABCDEFGHIJK a,b,c,d 😀 end"
     fields: dict[str, Any] = {"stop": stop, "extra_body": {"choice": [body]}, "max_tokens": 60}
     whole = chat(client, **fields).choices[0]
@@ -531,11 +572,44 @@ def test_stop_strings_over_several_tokens(client: openai.OpenAI, stop: list[str]
     assert whole.finish_reason == "stop"
     chunks = chat_stream(client, **fields, logprobs=True)
     assert text_of(chunks) == whole.message.content
+    told = chat(client, **fields, logprobs=True).choices[0].logprobs
+    assert told is not None
+    assert [
+        one for chunk in chunks for choice in chunk.choices if choice.logprobs for one in choice.logprobs.content or ()
+    ] == told.content
     texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
     assert not any("\N{REPLACEMENT CHARACTER}" in text for text in texts)
 
 
-def test_a_prompt_that_ends_in_half_a_character(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_t23_text_that_only_began_like_a_stop_string_is_released(client: openai.OpenAI) -> None:
+    body = "ABCDEFG"
+    fields: dict[str, Any] = {"stop": ["CDEX", "FGH"], "extra_body": {"choice": [body]}, "max_tokens": 60}
+    whole = chat(client, **fields).choices[0]
+    assert (whole.message.content, whole.finish_reason) == (body, "stop")
+    assert text_of(chat_stream(client, **fields)) == body
+
+
+def test_a_grammar_that_is_cut(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"extra_body": {"regex": "[a-c]{20}"}, "max_tokens": 4}
+    cut = chat(client, **fields).choices[0]
+    assert cut.finish_reason == "length"
+    assert re.fullmatch("[a-c]{1,19}", cut.message.content or "")
+    assert text_of(chat_stream(client, **fields)) == cut.message.content
+
+
+def test_every_event_has_a_finish_reason(http: httpx.Client) -> None:
+    for path, body in (
+        ("/v1/chat/completions", {"messages": USER, "max_tokens": 3, "stream": True, "n": 2}),
+        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "stream": True}),
+    ):
+        events = http.post(path, json=body).text.strip().split("\n\n")
+        assert events.pop() == "data: [DONE]"
+        choices = [choice for event in events for choice in json.loads(event.removeprefix("data: "))["choices"]]
+        assert all("finish_reason" in choice for choice in choices)
+        assert [choice["finish_reason"] for choice in choices].count("length") == 2
+
+
+def test_t23_a_prompt_that_ends_in_half_a_character(client: openai.OpenAI, http: httpx.Client) -> None:
     ids = http.post("/tokenize", json={"prompt": "😀"}).json()["tokens"]
     assert len(ids) == 4
     fields: dict[str, Any] = {"model": "tiny", "prompt": [ids[:2]], "max_tokens": 8, "temperature": 0}
@@ -547,7 +621,7 @@ def test_a_prompt_that_ends_in_half_a_character(client: openai.OpenAI, http: htt
 # A mixed batch (scenario T12), texts and tokens.
 
 
-def test_rows_of_a_mixed_batch(client: openai.OpenAI) -> None:
+def test_t12_rows_of_a_mixed_batch(client: openai.OpenAI) -> None:
     jobs: list[dict[str, Any]] = [
         {"max_tokens": 20},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, "max_tokens": 60},
@@ -562,13 +636,26 @@ def test_rows_of_a_mixed_batch(client: openai.OpenAI) -> None:
         together[index] = chat(client, **jobs[index]).choices[0]
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(jobs))]
-    for thread in threads:
+    for thread in threads[:-1]:
         thread.start()
+    # A row has left, the others have moved up, and a prefill joins them.
+    threads[1].join()
+    threads[-1].start()
     for thread in threads:
         thread.join()
     for index, choice in enumerate(alone):
         assert together[index].message.content == choice.message.content
         assert together[index].finish_reason == choice.finish_reason
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 9, 33])
+def test_t24_a_prompt_alone_and_in_a_batch(client: openai.OpenAI, size: int) -> None:
+    prompts = [f"{number} One two" for number in range(-(-size // 3) if size == 33 else size)]
+    fields: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 8}
+    alone = client.completions.create(**fields, prompt=prompts[0]).choices[0].text
+    reply = client.completions.create(**fields, prompt=prompts, n=size // len(prompts))
+    assert len(reply.choices) == size
+    assert reply.choices[0].text == alone
 
 
 def test_tokenize_and_back(http: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import socket
 import threading
@@ -16,6 +17,7 @@ import openai
 import pytest
 from command_line import LOCKSTEP, run, wait_until
 from http_server import Server, serving
+from listening import framed, listening_addresses, pickle_that_makes, send_to
 from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.environment import API_KEY
@@ -102,6 +104,34 @@ def test_a_rank_that_stands_still_and_goes_on(server: Server) -> None:
     wait_until(lambda: health(server).status_code == 200, 10, "/health to say yes again")
 
 
+def test_a_pickle_to_whoever_listens(server: Server, tmp_path: Path) -> None:
+    """Nobody reads it as one, and a stream that runs meanwhile is not disturbed."""
+    client = server.client()
+    fields: dict[str, Any] = {"model": server.model, "prompt": "One two", "temperature": 0, "max_tokens": 300}
+    alone = client.completions.create(**fields, extra_body={"ignore_eos": True}).choices[0].text
+    marker = tmp_path / "unpickled"
+    payload = pickle_that_makes(marker)
+    addresses = listening_addresses(server.command.family(), server.command.folder)
+    assert [address for address in addresses if isinstance(address, str)], "the socket of the front side"
+    assert (urlsplit(server.url).hostname, urlsplit(server.url).port) in addresses
+    with client.completions.create(**fields, stream=True, extra_body={"ignore_eos": True}) as stream:
+        events = iter(stream)
+        text = next(events).choices[0].text
+        for address in addresses:
+            for frame in framed(payload):
+                send_to(address, frame)
+        text += "".join(choice.text for event in events for choice in event.choices)
+    assert text == alone
+    with server.http() as http:
+        reply = http.post("/v1/completions", content=payload, headers={"Content-Type": "application/x-pickle"})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert client.completions.create(**fields, extra_body={"ignore_eos": True}).choices[0].text == alone
+    assert sorted(server.command.ranks()) == [0, 1, 2, 3]
+    assert not marker.exists()
+    pickle.loads(payload)
+    assert marker.exists()
+
+
 def test_a_rank_that_dies(server: Server) -> None:
     """Streams end with an error that the SDK raises; the server names the rank and leaves with the documented code."""
     client = server.client()
@@ -125,6 +155,36 @@ def test_a_rank_that_dies(server: Server) -> None:
     assert outcome.returncode == ExitCode.RANK_FAILED
     assert "rank 2" in outcome.message
     server.command.check_nothing_left()
+
+
+def test_the_server_is_killed(tmp_path: Path) -> None:
+    """Nobody is left to say anything: its clients see their connections end, and its ranks leave."""
+    model = write_tiny_checkpoint(tmp_path / "model", "llama", max_position_embeddings=4096)
+    ended: list[Exception] = []
+    with serving("--model", str(model)) as server:
+
+        def read() -> None:
+            try:
+                with httpx.stream(
+                    "POST", f"{server.url}/v1/completions", json=ENDLESS | {"stream": True}, timeout=60
+                ) as response:
+                    for _ in response.iter_lines():
+                        begun.release()
+            except httpx.HTTPError as error:
+                ended.append(error)
+
+        begun = threading.Semaphore(0)
+        readers = [threading.Thread(target=read) for _ in range(5)]
+        for reader in readers:
+            reader.start()
+        wait_until(lambda: health(server).json()["open_requests"] == 5, 30, "the streams to begin")
+        assert begun.acquire(timeout=30)
+        server.command.process.kill()
+        assert server.command.process.wait(10) == -signal.SIGKILL
+        for reader in readers:
+            reader.join(10)
+        assert [type(error) for error in ended] == [httpx.RemoteProtocolError] * 5
+        wait_until(lambda: not server.command.family(), 5, "all processes to end")
 
 
 def test_keys_that_cannot_be_read(tmp_path: Path) -> None:

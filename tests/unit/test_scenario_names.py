@@ -1,4 +1,4 @@
-"""Every scenario about sampling that users of comparable systems met is a test, named by it."""
+"""Every scenario about sampling or HTTP that users of comparable systems met is a test, named by it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def named() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("scenario", [*(f"t{one}" for one in range(11, 19)), *(f"s{one}" for one in range(1, 18))])
+@pytest.mark.parametrize(
+    "scenario", [*(f"t{one}" for one in (*range(11, 19), 23, 24, 25)), *(f"s{one}" for one in range(1, 18))]
+)
 def test_the_scenario_has_a_test(scenario: str, named: set[str]) -> None:
     assert scenario in named

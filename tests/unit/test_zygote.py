@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from zygote_node import AGENT, PATH, SOON_S, ZygoteNode, has_ended
 
 from launch.environment import ZYGOTE_SOCKET
 from launch.exit_codes import ExitCode
+from launch.node import fork_request
 from launch.node.fork_request import ForkRequest, receive_number, receive_request, send_number, send_request
 
 
@@ -169,3 +171,36 @@ def test_a_side_that_leaves() -> None:
     assert receive_number(theirs) is None
     send_number(theirs, 1)
     theirs.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x80\x04\x95" + bytes(60),
+        struct.pack("!I", 60) + bytes(60),
+        struct.pack("!I", 1) + b"\xc1",
+        struct.pack("!I", 1 << 31),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"",
+    ],
+    ids=["pickle", "zeros", "no message", "too large", "http", "nothing"],
+)
+def test_what_is_no_request_costs_its_sender_alone(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        if sent:
+            files = [os.open(os.devnull, os.O_RDONLY)]
+            socket.send_fds(ours, [sent], files)
+            os.close(files[0])
+        ours.shutdown(socket.SHUT_WR)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        assert receive_request(theirs) is None
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_request, "_REQUEST_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(struct.pack("!I", 100) + b"a")
+        assert receive_request(theirs) is None

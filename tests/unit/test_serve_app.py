@@ -1,0 +1,72 @@
+"""The HTTP application before an engine that takes nothing: every endpoint answers in OpenAI's form."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from fastapi.testclient import TestClient
+
+from launch.front.engine_client import EngineClient, EngineClosedError
+from launch.front.metrics import EngineMetrics
+from launch.node.rank_processes import RanksFailedError
+from launch.options import EngineOptions, HttpOptions
+from launch.serve.app import create_app
+from launch.serve.keys import ApiKeys
+from launch.serve.state import ServerState
+from runtime.client_socket import ClientSocketError
+
+
+class ClosedEngine:
+    """Raises whatever is asked of it."""
+
+    open_requests = 0
+    ready = SimpleNamespace(tp_size=1, pp_size=1, dtype="float32", max_model_len=10)
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def submit(self, *_given: Any, **_named: Any) -> None:
+        raise self._error
+
+    async def tokenize(self, _fields: Any) -> None:
+        raise self._error
+
+    async def detokenize(self, _fields: Any) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RanksFailedError("rank 2 failed", 4), "engine_failed"),
+        (ClientSocketError("no leader"), "engine_failed"),
+        (EngineClosedError("closing"), "closing"),
+    ],
+    ids=["ranks", "socket", "closed"],
+)
+def test_an_engine_that_takes_no_requests(error: Exception, code: str) -> None:
+    state = ServerState(
+        client=cast("EngineClient", ClosedEngine(error)),
+        metrics=EngineMetrics(),
+        engine=cast("EngineOptions", None),
+        http=HttpOptions(),
+        model_name="tiny",
+        version="0",
+        created=0,
+    )
+    http = TestClient(create_app(state, ApiKeys(())))
+    messages = [{"role": "user", "content": "a"}]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/chat/completions", {"messages": messages, "stream": True}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/score", {"prompt": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+    ):
+        reply = http.post(path, json=body)
+        assert reply.status_code == 503, (path, reply.text)
+        assert reply.json()["error"] == {"message": str(error), "type": "server_error", "param": None, "code": code}
+        assert ("retry-after" in reply.headers) == (code == "closing")
