@@ -11,7 +11,9 @@ the first stage's grammar role compiles, the last stage has a sampling part.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -54,6 +56,9 @@ class OutputSink(Protocol):
     def agreed(self, before_step: int) -> None:
         """Notes that all ranks had the same in all steps before ``before_step``: what it heard in them may be told."""
 
+    def working_at(self, sequence_ids: Iterable[int]) -> None:
+        """Takes which sequences the ranks work at from now on; none of them may come to an end by it."""
+
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         """Notes that grammars were agreed ready."""
 
@@ -80,6 +85,9 @@ class SilentSink:
         """Does nothing."""
 
     def agreed(self, before_step: int) -> None:
+        """Does nothing."""
+
+    def working_at(self, sequence_ids: Iterable[int]) -> None:
         """Does nothing."""
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
@@ -194,6 +202,7 @@ class RankEngine:
         self._release()
         self._agree()
         plan = parts.scheduler.plan(self._step)
+        self._tell_work(plan)
         if self._clock.needs_round(self._step, (plan, *(flight.plan for flight in self._in_flight))):
             self._confirm()
         is_busy = bool(plan.rows or self._in_flight)
@@ -246,12 +255,20 @@ class RankEngine:
         scheduler = self._parts.scheduler
         if not scheduler.waiting_for_grammar:
             return
+        self._tell_work()
         with self._parts.status.agreeing():
             verdict = self._parts.grammars.agree(self._step, scheduler.waiting_for_grammar)
         for sequence in scheduler.apply(verdict):
             self._clock.tell(self._step)
             self._parts.sink.ended(sequence)
         self._parts.sink.grammars_ready(verdict.ready)
+
+    def _tell_work(self, *planned: StepPlan) -> None:
+        """Tells the sink who waits for a grammar, is in a step under way, or is in one that is about to begin."""
+        scheduler, plans = self._parts.scheduler, (*planned, *(flight.plan for flight in self._in_flight))
+        self._parts.sink.working_at(
+            chain(scheduler.waiting_for_grammar, (row.sequence_id for plan in plans for row in plan.rows))
+        )
 
     def _launch(self, plan: StepPlan) -> _Flight:
         """Runs this rank's part of a plan, up to the sampled ids on the last stage."""

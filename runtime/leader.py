@@ -108,6 +108,7 @@ class Leader:
         eos_token_ids: What ends an output.
         held: Holds finished JSON outputs while they are checked; None when nobody checks.
         statistics: Returns new statistics for the client now and then, else None; None when nobody counts.
+        note_work: Told of the requests that the ranks work at, whenever they change; None when nobody wants to know.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Leader:
         reasoning: ReasoningVocabulary | None = None,
         held: HeldOutputs | None = None,
         statistics: Callable[[], EngineStatistics | None] | None = None,
+        note_work: Callable[[tuple[int, ...]], None] | None = None,
     ) -> None:
         self._socket = socket
         self._builder = builder
@@ -132,6 +134,8 @@ class Leader:
         self._reasoning = reasoning
         self._held = held
         self._statistics = statistics
+        self._note_work = note_work
+        self._work: tuple[int, ...] = ()
         self._grammars: GrammarWatch | None = None
         self._streams: dict[int, OutputStream] = {}
         self._sequences_of: dict[int, list[int]] = {}
@@ -164,6 +168,16 @@ class Leader:
     def agreed(self, before_step: int) -> None:
         """Tells the client what was heard in the steps before ``before_step``: all ranks had the same in them."""
         self._outbox += self._late.agreed(before_step)
+
+    def working_at(self, sequence_ids: Iterable[int]) -> None:
+        """Notes which requests the ranks work at."""
+        if self._note_work is None:
+            return
+        streams = (self._streams.get(sequence_id) for sequence_id in sequence_ids)
+        work = tuple(dict.fromkeys(stream.request_id for stream in streams if stream is not None))
+        if work != self._work:
+            self._work = work
+            self._note_work(work)
 
     def watch_grammars(self, grammars: GrammarWatch) -> None:
         """Takes what tells of the sequences' grammars."""

@@ -24,8 +24,8 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     """Why a request or a choice failed.
 
     Args:
-        code: ``invalid_request``, ``grammar_error``, ``grammar_violation``, ``sampling_error``, ``timeout`` or
-            ``internal_error``.
+        code: ``invalid_request``, ``grammar_error``, ``grammar_violation``, ``sampling_error``, ``timeout``,
+            ``quarantined`` (ranks failed each time that it ran) or ``internal_error``.
         message: One line for a person.
         param: The field at fault, if one is.
     """

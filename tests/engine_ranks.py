@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,6 +193,9 @@ class ScriptedLeader:
 
     def watch_grammars(self, grammars: GrammarWatch) -> None:
         self._grammars = grammars
+
+    def working_at(self, sequence_ids: Iterable[int]) -> None:
+        pass
 
     def grammars_ready(self, sequence_ids: tuple[int, ...]) -> None:
         pass

@@ -19,7 +19,7 @@ from launch.front.open_requests import OpenRequests, RequestStart
 from launch.node.rank_fault import FaultReport
 from runtime.client_socket import ClientSocketError
 from runtime.engine_statistics import EngineStatistics
-from runtime.messages import Abort, ClientMessage, EngineMessage, EngineReady, Submit
+from runtime.messages import Abort, ClientMessage, EngineMessage, EngineReady, RequestMessage, Submit
 
 _FAULTS_KEPT = 16
 
@@ -32,16 +32,20 @@ class Recovery:
         cause: Why those before ended.
         resumed_requests: How many requests went on.
         seconds: From when a fault was seen until the new leader was told of them.
+        suspects: How many of them are tried one by one, since ranks failed each time that they ran.
     """
 
     cause: str
     resumed_requests: int
     seconds: float
+    suspects: int = 0
 
     def sentence(self) -> str:
         """Returns it as one line."""
         plural = "" if self.resumed_requests == 1 else "s"
-        return f"{self.cause}; recovered in {self.seconds:.2f} s, {self.resumed_requests} request{plural} went on"
+        tried = f", {self.suspects} of them tried one by one" if self.suspects else ""
+        went_on = f"{self.resumed_requests} request{plural} went on{tried}"
+        return f"{self.cause}; recovered in {self.seconds:.2f} s, {went_on}"
 
 
 def print_line(line: str) -> None:
@@ -74,6 +78,7 @@ class EngineLink:
         self._tell = tell
         self._metrics = metrics
         self._open = OpenRequests()
+        self._refusals: list[RequestMessage] = []
         self._lost_s: float | None = None
         self.faults: deque[FaultReport] = deque(engine.faults(), maxlen=_FAULTS_KEPT)
         for report in self.faults:
@@ -86,12 +91,12 @@ class EngineLink:
 
     def submit(self, starts: Sequence[RequestStart]) -> None:
         """Sends requests; those that find no leader wait for the next one."""
-        self._open.add(starts)
+        self._refusals += self._open.add(starts)
         if self._metrics is not None:
             for start in starts:
                 if isinstance(start, Submit):
                     self._metrics.submitted(start.request_id)
-        self._send(starts)
+        self._send_due()
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """Ends requests; of those that are not under way nobody hears."""
@@ -105,22 +110,39 @@ class EngineLink:
 
     def receive(self, timeout_s: float) -> list[EngineMessage]:
         """Returns what is new, after waiting up to ``timeout_s`` for it; the word of a new leader is among it."""
-        heard: list[EngineMessage] = []
+        heard: list[EngineMessage] = self._hear(self._taken_refusals())
         dropped = self._engine.socket.dropped_frames
-        for message in self._engine.socket.receive(timeout_s):
+        for message in self._engine.socket.receive(0 if heard else timeout_s):
             if isinstance(message, EngineReady):
-                self._recover(message)
-                fresh: Sequence[EngineMessage] = [message]
+                fresh: Sequence[EngineMessage] = [message, *self._recover(message)]
             else:
                 fresh = [message] if isinstance(message, EngineStatistics) else self._open.take(message)
-            if self._metrics is not None:
-                for one in fresh:
-                    self._metrics.heard(one)
-            heard += fresh
+            heard += self._hear(fresh)
         if self._metrics is not None:
             self._metrics.dropped(self._engine.socket.dropped_frames - dropped)
         self._watch()
+        self._send_due()
         return heard
+
+    def _hear(self, messages: Sequence[EngineMessage]) -> list[EngineMessage]:
+        if self._metrics is not None:
+            for message in messages:
+                self._metrics.heard(message)
+        return list(messages)
+
+    def _taken_refusals(self) -> list[RequestMessage]:
+        refusals, self._refusals = self._refusals, []
+        return refusals
+
+    def _send_due(self) -> None:
+        """Sends what waited to be sent, where there is somebody to hear it."""
+        if self.is_recovering:
+            return
+        messages, aborted = self._open.due()
+        if self._metrics is not None:
+            self._metrics.aborted(aborted)
+        if messages:
+            self._send(messages)
 
     def _send(self, messages: Sequence[ClientMessage]) -> None:
         if not self.is_recovering:
@@ -135,20 +157,25 @@ class EngineLink:
             if self._metrics is not None:
                 self._metrics.recovering()
 
-    def _recover(self, ready: EngineReady) -> None:
-        """Tells a new leader of all that is under way."""
+    def _recover(self, ready: EngineReady) -> list[RequestMessage]:
+        """Tells a new leader of all that is under way; returns how requests end that its ranks are not to see."""
         self._watch()
         lost_s, self._lost_s = self._lost_s, None
-        self.ready = ready
-        messages, aborted = self._open.resubmission()
-        if messages:
-            self._send(messages)
+        epoch, self.ready = self.ready.epoch, ready
         reports = self._engine.faults()
         self.faults += reports
+        cause = "; ".join(report.sentence() for report in reports) or "ranks were lost"
+        at_work = {one for report in reports if report.epoch == epoch for one in report.requests}
+        messages, aborted, ended = self._open.resubmission(at_work, cause)
+        if messages:
+            self._send(messages)
         seconds = 0.0 if lost_s is None else time.monotonic() - lost_s
         if reports:
             seconds = max(seconds, time.time() - reports[0].seen_at)
-        cause = "; ".join(report.sentence() for report in reports) or "ranks were lost"
         if self._metrics is not None:
-            self._metrics.recovered(seconds, len(messages), aborted)
-        self._tell(Recovery(cause, len(messages), seconds).sentence())
+            self._metrics.recovered(seconds, len(self._open))
+            self._metrics.aborted(aborted)
+        for one in ended:
+            self._tell(f"request {one.request_id} is ended: ranks failed again and again while it ran")
+        self._tell(Recovery(cause, len(self._open), seconds, self._open.suspects).sentence())
+        return ended

@@ -93,18 +93,20 @@ class EngineMetrics:
         """Notes that the ranks are gone and others are to come."""
         self._recovering.set(1)
 
-    def recovered(self, seconds: float, resumed_requests: int, aborted: Sequence[int]) -> None:
+    def recovered(self, seconds: float, resumed_requests: int) -> None:
         """Counts a recovery.
 
         Args:
             seconds: From a fault of a rank until the next leader was told what is under way.
             resumed_requests: How many requests that was.
-            aborted: Requests that had been aborted, of which nobody will hear.
         """
         self._recovering.set(0)
         self._recovery.observe(seconds)
         self._resumed.inc(resumed_requests)
-        for request_id in aborted:
+
+    def aborted(self, request_ids: Sequence[int]) -> None:
+        """Counts requests that had been aborted and of which nobody will hear."""
+        for request_id in request_ids:
             self._close(request_id, "abort")
 
     def lost(self) -> None:

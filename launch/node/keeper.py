@@ -173,6 +173,7 @@ class RankKeeper:
             return None
         self._trouble, epoch = None, self.epoch
         own, lost = self._diverged(trouble.faults) or culprits(trouble.faults)
+        requests = tuple(one for kept in self.ranks for one in kept.record.requests())
         why_not = self._why_not(own)
         if not why_not and not self._end_epoch():
             why_not = f"a process could not be ended in {_END_S:g} s"
@@ -186,6 +187,7 @@ class RankKeeper:
             why_not=why_not,
             seen_at=trouble.seen_at,
             judged_after_s=self._clock() - trouble.seen_s,
+            requests=requests,
         )
         self._reports += 1
         self._folder.write_fault(self._reports, report)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import mmap
 import time
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-_BYTES = 8192
+_BYTES = 16384
 _VERSION, _EPOCH, _NAMES, _TOKENS = 0, 1, 2, 3
 _SLOTS = (8, 16)
 _RINGS = (32, 96, 160)
 _RING_ENTRIES = 32
 _NAME_BYTES = 48
 _NAMES_AT = 2048
-_MAX_NAMES = (_BYTES - _NAMES_AT) // _NAME_BYTES
+_REQUESTS = 1024
+_MAX_REQUESTS = _BYTES // 8 - _REQUESTS - 1
+_MAX_NAMES = (8 * _REQUESTS - _NAMES_AT) // _NAME_BYTES
 _INSIDE = 1 << 32
 _PHASE_SHIFT = 56
 _STEP_MASK = (1 << _PHASE_SHIFT) - 1
@@ -115,6 +119,7 @@ class ProgressRecord:
         words[_NAMES] = 0
         words[_EPOCH] = epoch
         words[_TOKENS] = 0
+        words[_REQUESTS] = 0
         for ring in _RINGS:
             for entry in range(_RING_ENTRIES):
                 words[ring + 2 * entry] = _UNWRITTEN
@@ -191,6 +196,18 @@ class ProgressRecord:
         """Notes how many tokens the step's batch has: the more, the longer the rank may be silent."""
         self._words[_TOKENS] = tokens
         self._write()
+
+    def note_requests(self, request_ids: Sequence[int]) -> None:
+        """Notes which requests the rank works at; of more than some thousand the last are left out."""
+        words, numbers = self._words, array("q", request_ids[:_MAX_REQUESTS])
+        words[_REQUESTS] = 0
+        words[_REQUESTS + 1 : _REQUESTS + 1 + len(numbers)] = memoryview(numbers)
+        words[_REQUESTS] = len(numbers)
+
+    def requests(self) -> list[int]:
+        """Returns the requests that the rank works at, by their client's numbers; none where it does not know them."""
+        words = self._words
+        return words[_REQUESTS + 1 : _REQUESTS + 1 + words[_REQUESTS]].tolist()
 
     def beat(self) -> None:
         """Notes that the rank is alive, wherever it is."""

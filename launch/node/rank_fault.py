@@ -64,6 +64,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
         why_not: Why not; empty when it was.
         seen_at: When the first of it was seen, in seconds since 1970.
         judged_after_s: How long after that the next epoch was begun, or given up.
+        requests: The client's numbers of the requests that the ranks worked at.
     """
 
     epoch: int
@@ -73,6 +74,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str
     seen_at: float
     judged_after_s: float
+    requests: tuple[int, ...] = ()
 
     def sentence(self) -> str:
         """Returns the report as one line."""

@@ -72,6 +72,11 @@ class RunFolder:
         return self.path / "torchrun"
 
     @property
+    def grammar_folder(self) -> Path:
+        """Where ranks leave what became of grammars to those that may take their place."""
+        return self.path / "grammars"
+
+    @property
     def zygote_socket(self) -> Path:
         """Where this node's zygote is asked for ranks."""
         return self.path / "zygote"

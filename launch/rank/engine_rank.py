@@ -240,6 +240,7 @@ class Rank:
             process=self._grammar_process,
             start=self._grammar_starter,
             on_finished=wake,
+            run_folder=self._environment.run_folder,
         )
         return FirstStagePart(parts.vocabulary, self._grammars.agreed, parts.reasoning, pool)
 
@@ -267,6 +268,7 @@ class Rank:
             reasoning=parts.reasoning,
             held=None if self._checker is None else HeldOutputs(self._checker),
             statistics=self._statistics.take,
+            note_work=self._record.note_requests,
         )
 
     def _front_endpoint(self) -> str:

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from grammar_sync.agreed_compiler import AgreedCompiler
 from grammar_sync.compiler import ThreadedGrammarCompiler
@@ -19,6 +20,7 @@ from grammar_sync.vetting.service import CompileProcess, VettingService
 from grammar_sync.vetting.warm_backend import WarmBackend
 from grammar_sync.vocabulary import GrammarVocabulary
 from launch.environment import with_import_path, without_rank_variables
+from launch.node.run_folder import RunFolder
 from launch.node.this_process import has_threads
 from launch.options import EngineOptions
 from launch.rank.grammar_process import run_compile_process
@@ -102,14 +104,21 @@ def grammars_of_rank(
     process: CompileProcess | None,
     start: Callable[[], CompileProcess],
     on_finished: Callable[[], None] | None,
+    run_folder: Path | None = None,
 ) -> RankGrammars:
-    """Returns what has a first-stage rank's grammars compiled; with a compile process it vets for its stage too."""
+    """Returns what has a first-stage rank's grammars compiled; with a compile process it vets for its stage too.
+
+    What became of grammars is kept in the folder that the options name, or else in the run's, for the ranks that may
+    take the place of these.
+    """
     compiler = ThreadedGrammarCompiler(backend, cache_limit_bytes=options.grammar_cache_bytes, on_finished=on_finished)
     vetting = None
     if process is not None:
         limits = VettingLimits(deadline_s=options.grammar_timeout_s, memory_bytes=options.grammar_memory_bytes)
         setup = Setup(vocabulary, MAKE_BACKEND, options.grammar_backend, limits)
         folder = options.grammar_cache_dir
+        if folder is None and run_folder is not None and options.max_recoveries:
+            folder = RunFolder(run_folder).grammar_folder
         store = None if folder is None else FolderStore(folder, setup)
         vetting = VettingService(setup, process, start, on_finished=on_finished, store=store)
     return RankGrammars(AgreedCompiler(compiler, vetting), compiler, vetting)

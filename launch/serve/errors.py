@@ -19,6 +19,7 @@ _STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "invalid_request": 400,
     "grammar_error": 400,
     "sampling_error": 422,
+    "quarantined": 422,
     "timeout": 503,
 }
 """The status of each code of the engine; of any other, 500."""
