@@ -266,9 +266,8 @@ class RankEngine:
     def _tell_work(self, *planned: StepPlan) -> None:
         """Tells the sink who waits for a grammar, is in a step under way, or is in one that is about to begin."""
         scheduler, plans = self._parts.scheduler, (*planned, *(flight.plan for flight in self._in_flight))
-        self._parts.sink.working_at(
-            chain(scheduler.waiting_for_grammar, (row.sequence_id for plan in plans for row in plan.rows))
-        )
+        rows = (row.sequence_id for plan in plans for row in plan.rows)
+        self._parts.sink.working_at(chain(scheduler.waiting_for_grammar, rows))
 
     def _launch(self, plan: StepPlan) -> _Flight:
         """Runs this rank's part of a plan, up to the sampled ids on the last stage."""
