@@ -747,17 +747,20 @@ def test_the_load_generator_tells_errors(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "phases",
+    ("phases", "least"),
     [
-        ("--phases", "fuzzing", "--max-examples", "8"),
+        (("--phases", "fuzzing", "--max-examples", "8", "--generation-deterministic"), 50),
         pytest.param(
-            ("--phases", "coverage,fuzzing", "--max-examples", "60"),
-            marks=[pytest.mark.sweep, pytest.mark.timeout(900)],
+            ("--phases", "coverage,fuzzing", "--max-examples", "150"),
+            2000,
+            marks=[pytest.mark.sweep, pytest.mark.timeout(1900)],
         ),
     ],
     ids=["few", "many"],
 )
-def test_replies_to_anything_are_as_documented(server: Server, phases: tuple[str, ...], tmp_path: Path) -> None:
+def test_replies_to_anything_are_as_documented(
+    server: Server, phases: tuple[str, ...], least: int, tmp_path: Path
+) -> None:
     """Requests made from the document, right and wrong: no fault of the program, no reply that it does not tell of."""
     checks = (
         "not_a_server_error",
@@ -775,10 +778,10 @@ def test_replies_to_anything_are_as_documented(server: Server, phases: tuple[str
         "60",
     )
     outcome = subprocess.run(
-        [*command, *options, *phases], cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False
+        [*command, *options, *phases], cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False
     )
     assert outcome.returncode == 0, outcome.stdout[-4000:]
     cases = re.search(r"(\d+) generated, (\d+) passed", outcome.stdout)
     assert cases is not None
-    assert int(cases[1]) == int(cases[2]) >= 50
+    assert int(cases[1]) == int(cases[2]) >= least, outcome.stdout[-4000:]
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"

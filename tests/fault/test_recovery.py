@@ -19,6 +19,7 @@ import psutil
 import pytest
 from command_line import LOCKSTEP, Running, run, running, wait_until
 from http_server import Server, serving
+from soak import SoakLoad, check_counters, counted, soak
 from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
@@ -132,6 +133,15 @@ def undisturbed(server: Server) -> list[Read]:
     found = Streams(server).results()
     assert all(set(read.ends.values()) <= {"stop", "length"} for read in found)
     return found
+
+
+def test_a_short_soak(server: Server) -> None:
+    """Seconds of what ``test_soak.py`` does for minutes."""
+    load, before = SoakLoad(streams=10, cut=3, slow=1, bad=1, requests=6), counted(server)
+    soaked = soak(server, load, 1.0)
+    assert soaked.wrong == []
+    assert min(soaked.finished, soaked.cut, soaked.refused) >= 1
+    check_counters(server, load, soaked, before)
 
 
 def kill(started: Running, rank: int) -> psutil.Process:
