@@ -396,7 +396,7 @@ class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
         json_file: Where to write every figure; None = nowhere.
         list_only: Whether to print the names of the cells and run none.
         nccl_shim: Whether faults that NCCL itself can have happen within it.
-        jobs: Cells of an engine that run at the same time.
+        jobs: Cells of an engine that run at the same time; None = as many as the cores allow.
     """
 
     script: str | None
@@ -414,7 +414,7 @@ class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
     json_file: Path | None
     list_only: bool
     nccl_shim: bool
-    jobs: int = 1
+    jobs: int | None
 
 
 Command = (

@@ -56,8 +56,15 @@ class TargetGroup:
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a stage.", rich_help_panel=_ENGINE)] = 2
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.", rich_help_panel=_ENGINE)] = 2
     jobs: Annotated[
-        int, typer.Option(min=1, max=64, help="Cells that run at the same time.", rich_help_panel=_ENGINE)
-    ] = 1
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Cells that run at the same time.",
+            show_default="a core for each rank, at least 2",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

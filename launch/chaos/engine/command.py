@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from launch.options import ChaosCommand, EngineOptions
 from launch.progress import progress_bar
 
 _ATTEMPTS = 2
+_LEAST_JOBS = 2
+"""Ranks that start, stall or recover mostly wait: two cells of four ranks keep two cores busy."""
 _GROUP_TIMEOUT_S = 10.0
 _RECOVERIES = 8
 _KV_CACHE_BYTES = 32 << 20
@@ -88,7 +91,9 @@ class _Runs:
         repeats = range(self._command.repeat)
         runs = [(scenario, f"{repeat}-{at}") for repeat in repeats for at, scenario in enumerate(scenarios)]
         cells: list[CellReport] = []
-        pool = ThreadPoolExecutor(self._command.jobs)
+        ranks = self._command.tp * self._command.pp
+        jobs = self._command.jobs or max(_LEAST_JOBS, len(os.sched_getaffinity(0)) // ranks)
+        pool = ThreadPoolExecutor(jobs)
         with ExitStack() as stack:
             progress = stack.enter_context(progress_bar())
             # Whoever interrupts this waits for those cells only that are under way.
