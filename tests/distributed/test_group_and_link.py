@@ -104,7 +104,8 @@ def frame_out_of_step(rank: int, world_size: int) -> tuple[str, str]:
     return error_of(lambda: group.broadcast_frame(b"x" if rank == 0 else None))
 
 
-def test_a_frame_of_another_step_is_refused_by_name() -> None:
+def test_t20_a_frame_of_another_step_is_refused_by_name() -> None:
+    """SCENARIOS T20: a rank that left a call out is told by the step number of the next payload."""
     leader, other = run_ranks(frame_out_of_step, 2)
     assert leader == ("", "")
     kind, message = other
@@ -124,7 +125,8 @@ def absent_rank(rank: int, world_size: int) -> tuple[str, str, float]:
     return kind, message, time.monotonic() - started_s
 
 
-def test_a_rank_that_does_not_come_is_a_named_error_in_the_time_out() -> None:
+def test_t20_a_rank_that_does_not_come_is_a_named_error_in_the_time_out() -> None:
+    """SCENARIOS T20: the error names operation, group, rank and step; who is absent, the keeper of the ranks tells."""
     kind, message, waited_s = run_ranks(absent_rank, 2)[0]
     assert kind == "CollectiveError"
     assert "all_reduce on tp0 rank 0 of 2, step 5" in message
@@ -301,7 +303,8 @@ def wrong_messages(rank: int, world_size: int) -> list[tuple[str, str]]:
     return errors
 
 
-def test_a_message_of_another_step_shape_or_dtype_is_refused_by_name() -> None:
+def test_t20_a_message_of_another_step_shape_or_dtype_is_refused_by_name() -> None:
+    """SCENARIOS T20: every message carries its step."""
     sender, receiver = run_ranks(wrong_messages, 2)
     assert [kind for kind, _ in sender + receiver] == ["LinkError"] * 7
     steps, (_, shape), (_, dtype), (_, flat) = receiver[:2], *receiver[2:]

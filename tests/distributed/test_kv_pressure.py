@@ -66,7 +66,8 @@ def demanding_jobs() -> tuple[Job, ...]:
 
 
 @pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
-def test_a_preempted_sequence_goes_on_as_if_nothing_had_been(model: Path, tp: int, pp: int) -> None:
+def test_t22_a_preempted_sequence_goes_on_as_if_nothing_had_been(model: Path, tp: int, pp: int) -> None:
+    """SCENARIOS T22: preempted after six constrained tokens; penalties, min_tokens, seeds and grammars go on."""
     roomy = Case(model, demanding_jobs(), tp=tp, pp=pp)
     tiny = replace(roomy, kv_cache_tokens=96, block_tokens=4, prefix_cache=pp == 2)
     (uninterrupted, *_), (preempted, *_) = run(roomy), run(tiny)
@@ -161,8 +162,8 @@ def test_tenants_with_different_salts_share_nothing(model: Path) -> None:
 
 
 @pytest.mark.parametrize("pp", [1, 4])
-def test_aborts_free_their_blocks_at_once_and_touch_nobody(model: Path, pp: int) -> None:
-    """Scenario T4: in prefill, while waiting for a grammar, in mid-decode, twice, after the end, an unknown id."""
+def test_t4_aborts_free_their_blocks_at_once_and_touch_nobody(model: Path, pp: int) -> None:
+    """SCENARIOS T4: in prefill, while waiting for a grammar, in mid-decode, twice, after the end, an unknown id."""
     slow = grammar(regex="[a-z]{30}")
     jobs = (
         Job(prompt(30, 0), 24),

@@ -148,12 +148,26 @@ def working(started: Running) -> psutil.Process | None:
     return next((worker for worker in workers if worker.cpu_times().user > 0.3), None)
 
 
+MANY_BOUNDS = "|".join(f'[a-z]{{1,{number + 20}}} "{number}"' for number in range(200))
+HARD = f"root ::= ({MANY_BOUNDS}){{1,40}}"
+
+
+def test_t21_sigterm_in_the_middle_of_a_compile(tiny: str) -> None:
+    """SCENARIOS T21: the run ends in five seconds, and the compile with it."""
+    limits = ("--grammar-timeout", "100", "--grammar-backend", "xgrammar")
+    with running(*LOCKSTEP, "generate", *limits, "--model", tiny, "--tp", "2", "--ebnf", HARD, "hi") as started:
+        wait_until(lambda: working(started) is not None, START_S, "a compile to be under way")
+        outcome, seconds = started.interrupt(signal.SIGTERM, 30)
+        assert (outcome.returncode, outcome.message) == (ExitCode.TERMINATED, "lockstep: terminated")
+        assert seconds < 5.0
+        started.check_nothing_left()
+
+
 @pytest.mark.parametrize("victim", ["worker", "compile process"])
 def test_kill_in_the_middle_of_a_compile(tiny: str, tmp_path: Path, victim: str) -> None:
     """Only the request whose grammar was being compiled may be touched."""
-    many_bounds = "|".join(f'[a-z]{{1,{number + 20}}} "{number}"' for number in range(200))
     requests: list[dict[str, Any]] = [
-        {"id": "hard", "prompt": "a", "max_tokens": 4, "ebnf": f"root ::= ({many_bounds}){{1,40}}"},
+        {"id": "hard", "prompt": "a", "max_tokens": 4, "ebnf": HARD},
         {"id": "easy", "prompt": "a", "max_tokens": 30, "temperature": 1, "seed": 1, "regex": "[a-z]{3}"},
         {"id": "plain", "prompt": "a", "max_tokens": 4, "temperature": 0, "ignore_eos": True},
     ]

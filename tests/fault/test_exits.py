@@ -42,7 +42,8 @@ def endless(tmp_path: Path) -> str:
         (signal.SIGTERM, ExitCode.TERMINATED, "lockstep: terminated"),
     ],
 )
-def test_signal_while_generating(tiny: str, endless: str, sig: signal.Signals, code: int, message: str) -> None:
+def test_t21_signal_while_generating(tiny: str, endless: str, sig: signal.Signals, code: int, message: str) -> None:
+    """SCENARIOS T21: Ctrl-C and SIGTERM end a run in five seconds."""
     command = (
         *LOCKSTEP,
         "generate",
@@ -77,8 +78,8 @@ def test_signal_while_ranks_start(tiny: str) -> None:
         started.check_nothing_left()
 
 
-def test_front_side_killed(tiny: str, endless: str) -> None:
-    """Nobody is left to clean up the folder, but no process may outlive the front side."""
+def test_t19_front_side_killed(tiny: str, endless: str) -> None:
+    """SCENARIOS T19: nobody is left to clean up the folder, but no process may outlive the front side."""
     with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
         started.wait_for_output('"line-1"', START_S)
         started.process.kill()
@@ -100,7 +101,8 @@ def test_rank_killed(tiny: str, endless: str, victim: int) -> None:
         started.check_nothing_left()
 
 
-def test_agent_killed(tiny: str, endless: str) -> None:
+def test_t19_agent_killed(tiny: str, endless: str) -> None:
+    """SCENARIOS T19: the ranks end with torchrun's agent, and the front side says so."""
     with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--input", endless) as started:
         started.wait_for_output('"line-1"', START_S)
         (agent,) = started.named("pt_elastic").values()  # torchrun's own name
@@ -160,8 +162,8 @@ SITE = "import sys\nif 'launch.node.agent' in sys.orig_argv:\n    import raising
     ("rank", "error", "text"),
     [(0, "MemoryError()", "MemoryError"), (2, "RuntimeError('the device is on fire')", "the device is on fire")],
 )
-def test_rank_raises_at_start(tiny: str, tmp_path: Path, rank: int, error: str, text: str) -> None:
-    """A rank that raises while it loads ends the others, and is the one that is named."""
+def test_t21_rank_raises_at_start(tiny: str, tmp_path: Path, rank: int, error: str, text: str) -> None:
+    """SCENARIOS T21: a rank that raises while it loads ends the others, and is the one that is named."""
     (tmp_path / "raising.py").write_text(RAISING.format(rank=rank, error=error))
     (tmp_path / "sitecustomize.py").write_text(SITE)
     root = Path(__file__).resolve().parents[2]

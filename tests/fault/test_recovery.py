@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.long(60)
 
 START_S = 90.0
 END_S = 120.0
+STALL_S = 1.5
 STREAMS = 16
 SCHEMA = {
     "type": "object",
@@ -123,7 +125,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    options = ("--tp", "2", "--pp", "2", "--invariant", "--max-recoveries", "1000", "--stall-timeout", "1.5")
+    options = ("--tp", "2", "--pp", "2", "--invariant", "--max-recoveries", "1000", "--stall-timeout", str(STALL_S))
     with serving("--model", str(model), *options) as started:
         yield started
 
@@ -212,7 +214,8 @@ SHORT = {(in_prefill, 3), (in_decode, 0), (in_agreement, 1), (in_recovery, 2), (
         for moment, victim in itertools.product(MOMENTS, range(4))
     ],
 )
-def test_a_killed_rank_costs_no_byte(server: Server, undisturbed: list[Read], moment: Moment, victim: int) -> None:
+def test_t19_a_killed_rank_costs_no_byte(server: Server, undisturbed: list[Read], moment: Moment, victim: int) -> None:
+    """SCENARIOS T19: SIGKILL of each rank in turn, with sixteen streams open."""
     before, named_before = recoveries(server), times_named(server, victim)
     streams = Streams(server)
     moment(server, streams, victim)
@@ -224,7 +227,8 @@ def test_a_killed_rank_costs_no_byte(server: Server, undisturbed: list[Read], mo
 
 
 @pytest.mark.parametrize("victim", [3, pytest.param(0, marks=pytest.mark.sweep)])
-def test_a_stopped_rank_costs_no_byte(server: Server, undisturbed: list[Read], victim: int) -> None:
+def test_t19_a_stopped_rank_costs_no_byte(server: Server, undisturbed: list[Read], victim: int) -> None:
+    """SCENARIOS T19: SIGSTOP of a rank, with sixteen streams open."""
     before = recoveries(server)
     streams = Streams(server)
     assert streams.begun.wait(60)
@@ -242,6 +246,24 @@ def test_a_stopped_rank_costs_no_byte(server: Server, undisturbed: list[Read], v
         line for line in (server.command.folder / "stderr").read_text().splitlines() if "the process is stopped" in line
     ]
     assert f"rank {victim} (" in stopped[-1]
+
+
+def test_t19_a_stopped_front_side_or_agent_costs_nothing_but_time(server: Server, undisturbed: list[Read]) -> None:
+    """SCENARIOS T19: SIGSTOP of the agent all the while, and of the HTTP process for longer than the stall limit."""
+    before = recoveries(server)
+    (agent,) = server.command.named("pt_elastic").values()
+    front = psutil.Process(server.command.process.pid)
+    agent.suspend()
+    try:
+        streams = Streams(server)
+        assert streams.begun.wait(60)
+        front.suspend()
+        time.sleep(STALL_S + 0.5)
+        front.resume()
+        assert streams.results() == undisturbed
+    finally:
+        agent.resume()
+    assert recoveries(server) == before
 
 
 def test_a_batch_of_lines(model: Path, tmp_path: Path) -> None:

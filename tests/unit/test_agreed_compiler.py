@@ -371,8 +371,8 @@ def test_ranks_that_are_ready_with_different_forms_are_not_ready() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_failure_on_one_rank_fails_it_for_all(rank: int) -> None:
-    """Scenario S7: a compile that fails on one rank only."""
+def test_t4_a_failure_on_one_rank_fails_it_for_all(rank: int) -> None:
+    """SCENARIOS T4: what one rank's clock alone calls too late is too late for all, in the same step; S7: likewise."""
     stage = Stage(2)
     stage.submit(SPECS[0])
     stage.vet(SPECS[0], "xgrammar")

@@ -201,7 +201,8 @@ def test_a_stopped_rank_is_found_and_ended(node: ZygoteNode, tmp_path: Path) -> 
         assert started.end() == [0, 0, 0]
 
 
-def test_a_hanging_rank_says_where(node: ZygoteNode, tmp_path: Path) -> None:
+def test_t20_a_rank_that_is_absent_is_named_and_says_where(node: ZygoteNode, tmp_path: Path) -> None:
+    """SCENARIOS T20: not the ranks that wait for it."""
     with run(node, tmp_path) as started:
         started.epoch(0)
         started.tell("sleep-1.0")

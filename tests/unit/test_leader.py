@@ -390,7 +390,7 @@ def test_no_body_ends_the_leader(body: str) -> None:
     bench.assert_nothing_left()
 
 
-def test_an_abort_is_of_exactly_one_request() -> None:
+def test_t4_an_abort_is_of_exactly_one_request() -> None:
     bench = Bench()
     for request_id in (1, 10, 11):
         bench.submit(request_id, max_tokens=6)
