@@ -152,10 +152,12 @@ MANY_BOUNDS = "|".join(f'[a-z]{{1,{number + 20}}} "{number}"' for number in rang
 HARD = f"root ::= ({MANY_BOUNDS}){{1,40}}"
 
 
-def test_t21_sigterm_in_the_middle_of_a_compile(tiny: str) -> None:
+def test_t21_sigterm_in_the_middle_of_a_compile(tiny: str, tmp_path: Path) -> None:
     """SCENARIOS T21: the run ends in five seconds, and the compile with it."""
+    path = tmp_path / "hard.ebnf"
+    path.write_text(HARD)
     limits = ("--grammar-timeout", "100", "--grammar-backend", "xgrammar")
-    with running(*LOCKSTEP, "generate", *limits, "--model", tiny, "--tp", "2", "--ebnf", HARD, "hi") as started:
+    with running(*LOCKSTEP, "generate", *limits, "--model", tiny, "--ebnf", str(path), "hi") as started:
         wait_until(lambda: working(started) is not None, START_S, "a compile to be under way")
         outcome, seconds = started.interrupt(signal.SIGTERM, 30)
         assert (outcome.returncode, outcome.message) == (ExitCode.TERMINATED, "lockstep: terminated")
