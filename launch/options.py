@@ -156,6 +156,9 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_body_bytes: Bytes of a request.
         stream_buffer: Messages that may wait for a slow reader of a stream before it is cut.
         health_timeout_s: How long a rank may be silent or in one step, and the engine yet count as healthy.
+        journal: Folder in which requests with an ``Idempotency-Key`` and their answers are kept; None = nowhere.
+        journal_keep_s: How long an answer is kept.
+        journal_bytes: How many bytes of requests and answers are kept.
     """
 
     host: str = "127.0.0.1"
@@ -167,6 +170,9 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 8 << 20
     stream_buffer: int = 4096
     health_timeout_s: float = 30.0
+    journal: Path | None = None
+    journal_keep_s: float = 86400.0
+    journal_bytes: int = 1 << 30
 
 
 class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):

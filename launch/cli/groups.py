@@ -66,6 +66,9 @@ class HttpGroup:
     max_requests: types.MaxRequests = 1024
     max_prompts: types.MaxPrompts = 128
     max_body_bytes: types.MaxBodyBytes = 8 << 20
+    journal: types.JournalFolder = None
+    journal_keep: types.JournalKeep = 86400.0
+    journal_bytes: types.JournalBytes = 1 << 30
     stream_buffer: types.StreamBuffer = 4096
     health_timeout: types.HealthTimeout = 30.0
 

@@ -129,10 +129,11 @@ def serve(
     options = engine_options(engine, generating)
     given = asdict(http)
     health_timeout_s = seconds("--health-timeout", given.pop("health_timeout"))
+    journal_keep_s = seconds("--journal-keep", given.pop("journal_keep"))
     return ServeCommand(
         engine=options,
         nodes=_nodes(options, nodes),
-        http=HttpOptions(**given, health_timeout_s=health_timeout_s),
+        http=HttpOptions(**given, health_timeout_s=health_timeout_s, journal_keep_s=journal_keep_s),
     )
 
 

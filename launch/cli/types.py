@@ -203,6 +203,21 @@ MaxRequests = Annotated[
 ]
 MaxPrompts = Annotated[int, typer.Option(min=1, help="Prompts of one request.", rich_help_panel=_HTTP)]
 MaxBodyBytes = Annotated[int, typer.Option(min=1024, help="Bytes of a request.", rich_help_panel=_HTTP)]
+JournalFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        help="Folder in which requests with an Idempotency-Key, and their answers, outlive the server.",
+        show_default="no journal",
+        rich_help_panel=_HTTP,
+    ),
+]
+JournalKeep = Annotated[
+    float, typer.Option(min=1, help="Seconds that an answer is kept in the journal.", rich_help_panel=_HTTP)
+]
+JournalBytes = Annotated[
+    int, typer.Option(min=1 << 20, help="Bytes kept in the journal; old answers go.", rich_help_panel=_HTTP)
+]
 StreamBuffer = Annotated[
     int, typer.Option(min=1, help="Messages that may wait for a slow reader of a stream.", rich_help_panel=_HTTP)
 ]

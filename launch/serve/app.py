@@ -5,8 +5,9 @@ Other parts of the program mount what they answer (metrics, the state of ranks, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
@@ -16,34 +17,39 @@ from starlette.responses import Response
 from launch.serve import chat, completions, models, score, tokens
 from launch.serve.errors import ENGINE_ERRORS, HttpError, answer_http_error
 from launch.serve.guard import Guard
+from launch.serve.journaled import Answer, JournaledAnswers
 from launch.serve.keys import ApiKeys
 from launch.serve.openapi import CHAT, COMPLETION, DETOKENIZE, SCORE, TOKENIZE, Described, describe, reply, request_of
 from launch.serve.replies import HealthReply, ModelCard, ModelList
 from launch.serve.state import ServerState
 
-Answer = Callable[[Request], Awaitable[Response]]
+_KEPT: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/score"})
+"""What a journal keeps."""
 
 
-def create_app(state: ServerState, keys: ApiKeys, routers: Sequence[APIRouter] = ()) -> FastAPI:
+def create_app(
+    state: ServerState, keys: ApiKeys, routers: Sequence[APIRouter] = (), journal: JournaledAnswers | None = None
+) -> FastAPI:
     """Returns the application.
 
     Args:
         state: What the endpoints share.
         keys: The keys that clients must give.
         routers: More endpoints, asked after these.
+        journal: Keeps requests and answers; None when nobody wants them kept.
     """
     app = FastAPI(title="Lockstep", version=state.version, docs_url=None, redoc_url=None)
     for kind in (HttpError, HTTPException, *ENGINE_ERRORS):
         app.add_exception_handler(kind, answer_http_error)
     app.add_middleware(Guard, keys=keys, max_body_bytes=state.http.max_body_bytes)
-    app.include_router(_router(state))
+    app.include_router(_router(state, journal))
     for router in routers:
         app.include_router(router)
     app.openapi = describe(app, state.model_name)  # type: ignore[method-assign] # the framework's documented way to change the document
     return app
 
 
-def _router(state: ServerState) -> APIRouter:
+def _router(state: ServerState, journal: JournaledAnswers | None) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health", responses=reply(HealthReply, also=(503,)), response_class=Response)
@@ -68,7 +74,9 @@ def _router(state: ServerState) -> APIRouter:
         ("/tokenize", tokens.tokenize, TOKENIZE),
         ("/detokenize", tokens.detokenize, DETOKENIZE),
     ):
-        _post(router, path, partial(answer, state), about)
+        plain: Answer = partial(answer, state)
+        # Questions for ids and texts are answered at once, and the same each time.
+        _post(router, path, journal.wrap(path, plain) if journal is not None and path in _KEPT else plain, about)
     return router
 
 

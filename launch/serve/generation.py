@@ -18,7 +18,8 @@ from launch.serve.errors import ENGINE_ERRORS, http_error
 from runtime.messages import RequestMessage
 
 Result = TypeVar("Result")
-_CLIENT_LEFT = 499
+CLIENT_LEFT = 499
+"""The status that nobody reads any more."""
 _LAST_WORD_S = 1.0
 
 
@@ -48,8 +49,8 @@ async def whole_response(
     Raises:
         HttpError: A prompt was refused or failed, or the engine did.
     """
-    outputs = await _unless_client_leaves(request, gathered(submission), param_names)
-    return Response(status_code=_CLIENT_LEFT) if outputs is None else json_response(assembler.whole(outputs))
+    outputs = await unless_client_leaves(request, gathered(submission), param_names)
+    return Response(status_code=CLIENT_LEFT) if outputs is None else json_response(assembler.whole(outputs))
 
 
 async def stream_response(
@@ -60,10 +61,10 @@ async def stream_response(
     Raises:
         HttpError: A prompt was refused or failed, or the engine did.
     """
-    started = await _unless_client_leaves(request, _started(submission), param_names)
+    started = await unless_client_leaves(request, _started(submission), param_names)
     if started is None:
         submission.abort()
-        return Response(status_code=_CLIENT_LEFT)
+        return Response(status_code=CLIENT_LEFT)
     return EventStream(submission, _events(submission, assembler, param_names))
 
 
@@ -132,7 +133,7 @@ async def _started(submission: Submission) -> bool:
     return True
 
 
-async def _unless_client_leaves(
+async def unless_client_leaves(
     request: Request, work: Coroutine[None, None, Result], param_names: Mapping[str, str]
 ) -> Result | None:
     """Returns what ``work`` does, or None when the client left before.

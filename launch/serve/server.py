@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import AsyncExitStack
 from types import FrameType
 from typing import Final
 
@@ -22,6 +23,9 @@ from launch.front.metrics import EngineMetrics
 from launch.node.rank_processes import RanksFailedError
 from launch.options import HttpOptions, ServeCommand
 from launch.serve.app import create_app
+from launch.serve.journal import Journal
+from launch.serve.journal_file import JournalError
+from launch.serve.journaled import JournaledAnswers
 from launch.serve.keys import ApiKeys, read_keys
 from launch.serve.models import installed_version
 from launch.serve.observe import observe_router
@@ -49,10 +53,11 @@ def run_serve(command: ServeCommand, argv: list[str], front_endpoint: str | None
     # Ranks have no use for a secret.
     os.environ.pop(API_KEY, None)
     listener = _listener(command.http)
+    journal = _journal(command.http)
     engine = start_or_attach(command.engine, argv, front_endpoint)
     try:
         ready = wait_until_ready(engine, command.engine.start_timeout_s)
-        failure = asyncio.run(_serve(command, engine, ready, keys, listener))
+        failure = asyncio.run(_serve(command, engine, ready, keys, listener, journal=journal))
     finally:
         engine.stop()
         listener.close()
@@ -74,12 +79,20 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(
-    command: ServeCommand, engine: EngineProcess, ready: EngineReady, keys: ApiKeys, listener: socket.socket
+    command: ServeCommand,
+    engine: EngineProcess,
+    ready: EngineReady,
+    keys: ApiKeys,
+    listener: socket.socket,
+    *,
+    journal: Journal | None,
 ) -> RanksFailedError | None:
     """Serves until told to leave; returns why the ranks failed, if they did."""
     metrics = EngineMetrics()
     metrics.heard(ready)
-    async with EngineClient(engine, ready, print_line, metrics) as client:
+    kept = None if journal is None else JournaledAnswers(journal)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(EngineClient(engine, ready, print_line, metrics))
         state = ServerState(
             client=client,
             metrics=metrics,
@@ -90,13 +103,15 @@ async def _serve(
             created=int(time.time()),
         )
         config = uvicorn.Config(
-            create_app(state, keys, [observe_router(state)]),
+            create_app(state, keys, [observe_router(state)], kept),
             log_level="warning",
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=_LEAVE_S,
             backlog=_BACKLOG,
         )
+        if kept is not None:
+            await stack.enter_async_context(kept)
         server = _Server(config, client)
         watch = asyncio.create_task(_leave_with_ranks(server, client))
         # Whoever reads the line below may connect at once.
@@ -118,6 +133,19 @@ async def _serve(
 async def _leave_with_ranks(server: uvicorn.Server, client: EngineClient) -> None:
     await client.wait_for_failure()
     server.should_exit = True
+
+
+def _journal(http: HttpOptions) -> Journal | None:
+    """Returns the journal that is asked for, if one is."""
+    if http.journal is None:
+        return None
+    try:
+        journal = Journal(http.journal, keep_s=http.journal_keep_s, limit_bytes=http.journal_bytes)
+    except JournalError as error:
+        raise UsageError(str(error)) from error
+    if journal.cut_bytes:
+        print_line(f"the journal's last {journal.cut_bytes} bytes, a record half written, were cut off")
+    return journal
 
 
 def _listener(http: HttpOptions) -> socket.socket:
