@@ -19,7 +19,7 @@ KEY = {"Idempotency-Key": "job-1"}
 
 def test_a_killed_server_answers_later(tmp_path: Path) -> None:
     model = write_tiny_checkpoint(tmp_path / "tiny", "llama", max_position_embeddings=1024)
-    options = ("--model", str(model), "--threads-per-rank", "1", "--journal", str(tmp_path / "journal"))
+    options = ("--model", str(model), "--threads-per-rank", "1", "--invariant", "--journal", str(tmp_path / "journal"))
     failures: list[httpx.HTTPError] = []
     with running(*LOCKSTEP, "serve", "--port", "0", *options) as command:
         url = command.wait_for_message("serving ", 180).rsplit(" at ", 1)[1].removesuffix("/v1")
