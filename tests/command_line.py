@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from forked_command import ForkedCommand, warm_start
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKSTEP = (sys.executable, "-m", "launch")
@@ -44,30 +45,34 @@ class Outcome:
 
 
 class Running:
-    """A command that runs, with all its descendants, in a temporary folder of its own."""
+    """A command that runs, with all its descendants, in a temporary folder of its own.
 
-    def __init__(self, command: tuple[str, ...], folder: Path, environ: Mapping[str, str], stdin: bytes) -> None:
+    Args:
+        command: Its words.
+        folder: Its folder.
+        environ: What its environment has beside that of this process.
+        stdin: What it can read.
+        executed: Whether Python is to be executed for it; else it is forked where it can be, which takes less time.
+    """
+
+    def __init__(
+        self, command: tuple[str, ...], folder: Path, environ: Mapping[str, str], stdin: bytes, *, executed: bool
+    ) -> None:
         self.folder = folder
         self._mark = str(folder)
         self._stdout = folder / "stdout"
         self._stderr = folder / "stderr"
         self._started_s = time.monotonic()
         (folder / "stdin").write_bytes(stdin)
+        own = {_MARK: self._mark, "TMPDIR": str(folder / "tmp")}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **environ, **own}
+        self.process: ForkedCommand | subprocess.Popen[bytes]
+        start = None if executed else warm_start(command, environ, str(ROOT))
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err, (folder / "stdin").open("rb") as given:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    **environ,
-                    _MARK: self._mark,
-                    "TMPDIR": str(folder / "tmp"),
-                },
-                stdin=given,
-                stdout=out,
-                stderr=err,
-            )
+            if start is not None:
+                self.process = ForkedCommand(start, (folder / "stdin", self._stdout, self._stderr))
+            else:
+                self.process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=given, stdout=out, stderr=err)
 
     def family(self) -> list[psutil.Process]:
         """Returns every live process that this command started, however it is related now."""
@@ -141,13 +146,15 @@ def wait_until(condition: Any, timeout_s: float, what: str) -> None:
 
 
 @contextmanager
-def running(*command: str, environ: Mapping[str, str] | None = None, stdin: bytes = b"") -> Iterator[Running]:
+def running(
+    *command: str, environ: Mapping[str, str] | None = None, stdin: bytes = b"", executed: bool = False
+) -> Iterator[Running]:
     """Runs a command; whatever happens, none of its processes survives this."""
     with tempfile.TemporaryDirectory(prefix="lockstep-test-") as name:
         folder = Path(name)
         (folder / "tmp").mkdir()
         shared_memory = set(Path("/dev/shm").iterdir())
-        command_running = Running(command, folder, environ or {}, stdin)
+        command_running = Running(command, folder, environ or {}, stdin, executed=executed)
         try:
             yield command_running
             assert set(Path("/dev/shm").iterdir()) <= shared_memory
@@ -159,10 +166,14 @@ def running(*command: str, environ: Mapping[str, str] | None = None, stdin: byte
 
 
 def run(
-    *command: str, timeout_s: float = 120.0, environ: Mapping[str, str] | None = None, stdin: bytes = b""
+    *command: str,
+    timeout_s: float = 120.0,
+    environ: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
+    executed: bool = False,
 ) -> Outcome:
     """Returns how a command ended, after showing that it left nothing behind."""
-    with running(*command, environ=environ, stdin=stdin) as started:
+    with running(*command, environ=environ, stdin=stdin, executed=executed) as started:
         outcome = started.wait(timeout_s)
         started.check_nothing_left()
         return outcome

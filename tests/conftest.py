@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Before anything imports torch: several test processes share the cores, and an OpenMP barrier waits for every thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nor is a thread that waits for the others to take a core from them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # While test files are collected their imports are not searched for garbage; see pytest_collection_finish.
 gc.disable()
 

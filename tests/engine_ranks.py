@@ -320,9 +320,10 @@ def run_engine(rank: int, world_size: int, case: Case, watched: Watched | None =
         stage.stall_once(draw, case.stall_s if groups.link.stage > 0 and draw.random() < 0.5 else 0.0)
         first_stage = None
         if tokenizers:
-            vocabulary = grammar_vocabulary(tokenizers[0], config, eos)
-            if not compilers or case.compile_delay_s:
+            if not compilers:
+                vocabulary = grammar_vocabulary(tokenizers[0], config, eos)
                 backend = make_backend(vocabulary, "auto")
+            if not compilers or case.compile_delay_s:
                 compilers.append(ThreadedGrammarCompiler(backend))
             compiler = DelayedCompiler(compilers[-1], draw, case.compile_delay_s)
             pool = FillPool(deadline_s=case.fill_deadline_s)

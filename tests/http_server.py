@@ -52,9 +52,11 @@ def write_chat_model(folder: Path) -> Path:
 
 
 @contextmanager
-def serving(*options: str, environ: Mapping[str, str] | None = None, key: str = "none") -> Iterator[Server]:
+def serving(
+    *options: str, environ: Mapping[str, str] | None = None, key: str = "none", executed: bool = False
+) -> Iterator[Server]:
     """Runs ``lockstep serve`` with ``options`` on a free port, until it is told to leave."""
-    with running(*LOCKSTEP, "serve", "--port", "0", *options, environ=environ) as command:
+    with running(*LOCKSTEP, "serve", "--port", "0", *options, environ=environ, executed=executed) as command:
         line = command.wait_for_message("serving ", 180)
         model = line.split("serving ")[1].split(" on ")[0]
         yield Server(line.rsplit(" at ", 1)[1].removesuffix("/v1"), model, command, key)

@@ -50,6 +50,14 @@ class Variant:
     case: Case
 
 
+def expected_steps(case: Case) -> float:
+    """Returns about how many steps a case takes."""
+    prompts = sum(len(job.prompt) for job in case.jobs)
+    outputs = sum(job.max_tokens for job in case.jobs)
+    rows = min(case.max_num_seqs, len(case.jobs), case.max_batch_tokens)
+    return case.rounds * max((prompts + outputs) / case.max_batch_tokens, outputs / rows)
+
+
 def random_variant(draw: random.Random, base: Case, tp: int, pp: int) -> Variant:
     """Returns a random batch of the base case's jobs, in random order, under random limits."""
     order = list(range(len(base.jobs)))

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from forked_command import start_server
 
 T = TypeVar("T")
 _CONTEXT = multiprocessing.get_context("forkserver")
-# The fork server does not take over this process's path, only its environment (see conftest.py).
-_CONTEXT.set_forkserver_preload(["rank_preload"])
 
 
 class LeaveAtOnceError(Exception):
@@ -47,6 +46,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         processes, readers = [], []
+        start_server()
         try:
             for rank in range(world_size):
                 reader, writer = _CONTEXT.Pipe(duplex=False)

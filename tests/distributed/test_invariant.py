@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from dataclasses import replace
@@ -15,6 +16,7 @@ from invariant_cases import (
     Variant,
     all_jobs,
     differences,
+    expected_steps,
     logits_of_rank,
     random_variant,
     random_walk,
@@ -40,6 +42,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 70},
 }
 SUITE = (("llama", 2, 1, 2), ("llama", 3, 1, 1), ("llama", 1, 3, 1), ("qwen3", 4, 1, 1), ("mistral", 2, 2, 1))
+FEW_STEPS = 400
+"""Half of all ways take less than 20. One in twelve takes more than this, up to 5,000: such are in the sweep alone."""
 WIDE = (("llama", 1, 2), ("llama", 2, 2), ("llama", 3, 1), ("qwen3", 8, 1), ("qwen3", 3, 2), ("mistral", 2, 3))
 
 
@@ -68,13 +72,18 @@ def check_variants(
     layout: tuple[str, int, int],
     count: int,
     seed: int,
+    most_steps: float = math.inf,
 ) -> None:
     family, tp, pp = layout
     draw = random.Random(seed)
-    variants, keys = [], []
-    for _ in range(count):
-        keys.append((family, draw.choice(list(DTYPES))))
-        variants.append(random_variant(draw, base_case(models[family], keys[-1][1]), tp, pp))
+    variants: list[Variant] = []
+    keys: list[tuple[str, str]] = []
+    while len(variants) < count:
+        dtype = draw.choice(list(DTYPES))
+        variant = random_variant(draw, base_case(models[family], dtype), tp, pp)
+        if expected_steps(variant.case) <= most_steps:
+            keys.append((family, dtype))
+            variants.append(variant)
     records = run_ranks(run_variants, tp * pp, variants, timeout_s=280)
     for key, variant, record in zip(keys, variants, records[0], strict=True):
         assert differences(expected[key], variant, record) == [], f"seed {seed}: {key}, {variant}"
@@ -89,7 +98,7 @@ def test_requests_give_the_same_bits_however_they_run(
     pp: int,
     count: int,
 ) -> None:
-    check_variants(models, expected, (family, tp, pp), count, secrets.randbits(32))
+    check_variants(models, expected, (family, tp, pp), count, secrets.randbits(32), FEW_STEPS)
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])

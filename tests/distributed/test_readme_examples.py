@@ -46,7 +46,7 @@ def server() -> Iterator[Server]:
     default_model_path()
     command = blocks("Over HTTP", "console")[0].strip()
     assert command.startswith("$ lockstep serve ")
-    with serving(*command.split()[3:]) as started:
+    with serving(*command.split()[3:], executed=True) as started:
         yield started
 
 

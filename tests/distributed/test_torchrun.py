@@ -59,7 +59,9 @@ def test_two_agents_of_two_ranks(tiny: str, alone: Outcome, start: str, tmp_path
         command = (*TORCHRUN, *nodes, "--rdzv-endpoint", endpoint, "--rdzv-id", "two", "-m", "launch", *options)
     else:
         command = (*LOCKSTEP, *options, "--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "two")
-    with running(*command) as first, running(*command) as second:
+    # The program itself is executed here, as a user does.
+    executed = start == "torchrun"
+    with running(*command, executed=executed) as first, running(*command, executed=executed) as second:
         outcomes = [first.wait(START_S), second.wait(START_S)]
         first.check_nothing_left()
         second.check_nothing_left()

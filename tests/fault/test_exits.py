@@ -58,7 +58,7 @@ def test_t21_signal_while_generating(tiny: str, endless: str, sig: signal.Signal
         "--max-num-seqs",
         "2",
     )
-    with running(*command) as started:
+    with running(*command, executed=True) as started:
         started.wait_for_output('"line-1"', START_S)
         assert sorted(started.ranks()) == [0, 1, 2, 3]
         outcome, seconds = started.interrupt(sig, 30)
@@ -134,7 +134,7 @@ def handles_sigterm(pid: int) -> bool:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.25, 0.6])
 def test_interrupt_while_the_program_is_imported(tiny: str, after_s: float) -> None:
-    with running(*LOCKSTEP, "generate", "--model", tiny, "hello") as started:
+    with running(*LOCKSTEP, "generate", "--model", tiny, "hello", executed=True) as started:
         wait_until(lambda: handles_sigterm(started.process.pid), START_S, "the program's first lines")
         time.sleep(after_s)
         outcome, seconds = started.interrupt(signal.SIGINT, 30)
@@ -168,7 +168,8 @@ def test_t21_rank_raises_at_start(tiny: str, tmp_path: Path, rank: int, error: s
     (tmp_path / "sitecustomize.py").write_text(SITE)
     root = Path(__file__).resolve().parents[2]
     environ = {"PYTHONPATH": f"{tmp_path}:{root}"}
-    with running(*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--pp", "2", "hi", environ=environ) as started:
+    command = (*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--pp", "2", "hi")
+    with running(*command, environ=environ, executed=True) as started:
         wait_until(lambda: len(started.ranks()) == 4, START_S, "all ranks to start")
         outcome = started.wait(START_S)
         stage, tp_rank = divmod(rank, 2)
