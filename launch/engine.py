@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from launch.front.engine_client import (
     RequestFailedError,
     RequestRefusedError,
     Submission,
+    json_fields,
 )
 from launch.front.engine_output import RequestOutput, gathered, raise_failure
 from launch.front.engine_process import StartedEngine, wait_until_ready
@@ -184,7 +184,7 @@ class Engine:
         Raises:
             EngineClosedError, RanksFailedError: The engine is gone.
         """
-        return self._call(self._generate_many([_body(None, fields) for fields in requests]))
+        return self._call(self._generate_many(requests))
 
     def stream(self, prompt: str | Sequence[int] | None = None, **fields: Any) -> Iterator[Chunk]:
         """Yields what a request gives, as it comes; leaving off aborts it. Raises what ``generate`` raises."""
@@ -227,18 +227,20 @@ class Engine:
         (output,) = await gathered(await self._submit([body]))
         return _result(output)
 
-    async def _generate_many(self, bodies: Sequence[str]) -> list[Result | RequestRefusedError | RequestFailedError]:
+    async def _generate_many(
+        self, requests: Sequence[Mapping[str, Any]]
+    ) -> list[Result | RequestRefusedError | RequestFailedError]:
         at_once = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
-        async def one(body: str) -> Result | RequestRefusedError | RequestFailedError:
+        async def one(fields: Mapping[str, Any]) -> Result | RequestRefusedError | RequestFailedError:
             async with at_once:
                 try:
-                    return await self._generate(body)
+                    return await self._generate(_body(None, fields))
                 except (RequestRefusedError, RequestFailedError) as error:
                     return error
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(body)) for body in bodies]
+            tasks = [group.create_task(one(fields)) for fields in requests]
         return [task.result() for task in tasks]
 
     async def _score(self, body: str) -> list[TokenInfo | None]:
@@ -339,7 +341,7 @@ def _body(prompt: str | Sequence[int] | None, fields: Mapping[str, Any]) -> str:
         given["prompt"] = prompt
     elif prompt is not None:
         given["prompt_token_ids"] = list(prompt)
-    return json.dumps(given)
+    return json_fields(given)
 
 
 def _result(output: RequestOutput) -> Result:

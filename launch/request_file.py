@@ -96,7 +96,9 @@ def _parse_line(line: bytes, number: int) -> InputLine:
     try:
         # A byte order mark may stand before the first line.
         value, ambiguity = _parsed(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number} is nested too deeply"))
+    except ValueError as error:
         return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number} is no JSON: {error}"))
     if not isinstance(value, dict):
         message = f"line {number} is no JSON object: {line.decode('utf-8-sig').strip()[:40]}"
@@ -112,7 +114,7 @@ def _parse_line(line: bytes, number: int) -> InputLine:
             return InputLine(user_id, None, ErrorInfo("invalid_request", message, "id"))
         user_id = given_id
     if ambiguity is not None:
-        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number}: {ambiguity}", ambiguity.key))
+        return InputLine(user_id, None, ErrorInfo("invalid_request", f"line {number}: {ambiguity}", ambiguity.field))
     return InputLine(user_id, value)
 
 

@@ -33,8 +33,10 @@ def parse_object(body: str) -> dict[str, Any]:
     try:
         fields = parse_json(body)
     except DuplicateKeyError as error:
-        raise RequestError(f"the request is ambiguous: {error}", error.key) from error
-    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the request is ambiguous: {error}", error.field) from error
+    except RecursionError as error:
+        raise RequestError("the request is nested too deeply", None) from error
+    except ValueError as error:
         raise RequestError(f"the request is no JSON: {error}", None) from error
     if not isinstance(fields, dict):
         raise RequestError(f"the request is {kind_of(fields)}: an object is needed", None)

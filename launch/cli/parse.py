@@ -41,6 +41,9 @@ from launch.options import (
 )
 from sampler.params import MAX_LOGPROBS
 
+MAX_DRAWS = 10**12
+"""Of a line of ``lockstep sample``."""
+
 app = typer.Typer(
     name="lockstep",
     help="Multi-process LLM inference whose tensor- and pipeline-parallel ranks are always in step.",
@@ -181,9 +184,9 @@ def score(
 def sample(
     input_file: Annotated[Path, typer.Option("--input", help="JSONL file: id, logits and params a line.")],
     *,
-    output: Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout")] = None,
+    output: types.Output = None,
     tp: Annotated[int, typer.Option(min=1, max=64, help="Ranks that hold slices of the vocabulary.")] = 1,
-    draws: Annotated[int, typer.Option(min=0, help="Tokens to draw for counts.")] = 0,
+    draws: Annotated[int, typer.Option(min=0, max=MAX_DRAWS, help="Tokens to draw for counts.")] = 0,
     nan_policy: Annotated[
         Literal["error", "sanitize"], typer.Option(help="NaN and +inf end their row, or count as absent and 1e30.")
     ] = "error",

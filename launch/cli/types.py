@@ -16,7 +16,13 @@ _SAMPLING = "Defaults for requests that do not say"
 _GRAMMAR = "Grammar (at most one; for requests that have none)"
 
 Input = Annotated[str | None, typer.Option("--input", help="JSONL file, one request a line; - reads stdin.")]
-Output = Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout")]
+
+
+def _none_is_stdout(path: Path | None) -> Path | None:
+    return None if path == Path("-") else path
+
+
+Output = Annotated[Path | None, typer.Option(help="Where to write.", show_default="stdout", callback=_none_is_stdout)]
 MetricsFile = Annotated[
     Path | None,
     typer.Option(help="Write the run's metrics at its end, in Prometheus' text format.", show_default="nowhere"),

@@ -57,6 +57,28 @@ class RequestRefusedError(ValueError):
         self.position = position
 
 
+def json_fields(fields: Mapping[str, Any]) -> str:
+    """Returns the fields of a request as JSON.
+
+    Raises:
+        RequestRefusedError: One of them is nothing that JSON has, or is nested too deeply.
+    """
+    try:
+        return json.dumps(dict(fields))
+    except (TypeError, ValueError, RecursionError):
+        for name, value in fields.items():
+            _check_is_json(name, value)
+        raise
+
+
+def _check_is_json(name: str, value: object) -> None:
+    try:
+        json.dumps({name: value})
+    except (TypeError, ValueError, RecursionError) as error:
+        why = "is nested too deeply" if isinstance(error, RecursionError) else f"cannot be sent as JSON: {error}"
+        raise RequestRefusedError(ErrorInfo("invalid_request", f"{name} {why}", name)) from error
+
+
 class RequestFailedError(RuntimeError):
     """A request ended with an error.
 
@@ -304,7 +326,7 @@ class EngineClient:
         Raises:
             RequestRefusedError: A field is wrong.
         """
-        return await self._ask(Tokenize(next(self._ids), json.dumps(dict(fields))), Tokenized)
+        return await self._ask(Tokenize(next(self._ids), json_fields(fields)), Tokenized)
 
     async def detokenize(self, fields: Mapping[str, Any]) -> Detokenized:
         """Returns the text of ids; ``fields`` as in ``Detokenize``.
@@ -312,7 +334,7 @@ class EngineClient:
         Raises:
             RequestRefusedError: A field is wrong.
         """
-        return await self._ask(Detokenize(next(self._ids), json.dumps(dict(fields))), Detokenized)
+        return await self._ask(Detokenize(next(self._ids), json_fields(fields)), Detokenized)
 
     def forget(self, request_ids: Sequence[int], *, abort: bool) -> None:
         """Drops requests that are under way; later messages of theirs are ignored.

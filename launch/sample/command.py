@@ -19,6 +19,8 @@ def run_sample(command: SampleCommand, argv: list[str]) -> ExitCode:
     """
     if str(command.input_file) == "-":
         raise UsageError("--input -: a file is needed, since every rank reads it by itself")
+    if command.input_file.exists() and not command.input_file.is_file():
+        raise UsageError(f"--input {command.input_file}: a regular file is needed, since every rank reads it by itself")
     check_files(str(command.input_file), command.output_file)
     try:
         return run_to_the_end(command.ranks, argv)

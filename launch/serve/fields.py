@@ -70,7 +70,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     except RecursionError:
         raise HttpError(400, "the body is nested too deeply") from None
     except DuplicateKeyError as error:
-        raise HttpError(400, f"the body is ambiguous: {error}", param=error.key) from None
+        raise HttpError(400, f"the body is ambiguous: {error}", param=error.field) from None
     except ValueError as error:
         raise HttpError(400, f"the body is no JSON: {error}") from None
     if not isinstance(value, dict):

@@ -93,6 +93,13 @@ def test_errors(engine: Engine) -> None:
         engine.generate("a", temperature=-1)
     with pytest.raises(RequestRefusedError, match="exactly one"):
         next(engine.stream())
+    with pytest.raises(RequestRefusedError, match=r"^allowed_token_ids cannot be sent as JSON: .* set ") as refused:
+        engine.generate("a", allowed_token_ids={1, 2})
+    assert refused.value.info.param == "allowed_token_ids"
+    (result,) = engine.generate_many([{"prompt": "a", "stop": b"x"}])
+    assert isinstance(result, RequestRefusedError)
+    with pytest.raises(RequestRefusedError, match=r"^messages cannot be sent"):
+        engine.tokenize(messages=[{"role": "user", "content": b"a"}])
     with pytest.raises(RequestFailedError, match="regex"):
         engine.generate("a", regex="(")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from command_line import LOCKSTEP, run, running, wait_until
 from scipy import stats
 
 from launch.exit_codes import ExitCode
+from runtime.row_errors import WHY_NO_TOKEN
+from sampler.sampler import RowReason
 
 pytestmark = pytest.mark.long(50)
 
@@ -78,7 +81,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "tied": {"logits": [1.0, 2.0, 2.0], "params": {"top_k": 2}},
     "bad words": {"logits": [5, 5, 1], "params": {"bad_words": [[2, 0], [1]], "output": [2]}},
 }
-NON_FINITE, NOTHING = "rank 0: a logit is NaN or +inf", "no token may be drawn: everything is banned or masked"
+NON_FINITE, NOTHING = "rank 0: " + WHY_NO_TOKEN[RowReason.NON_FINITE], WHY_NO_TOKEN[RowReason.EMPTY_SUPPORT]
 INVALID = {"nan": NON_FINITE, "infinite": NON_FINITE} | dict.fromkeys(
     ("banned", "masked away", "nothing allowed", "asks in vain"), NOTHING
 )
@@ -147,8 +150,12 @@ def test_bad_words_of_ids_are_bans(records: dict[str, dict[str, Any]]) -> None:
 
 
 def test_files_are_checked_before_ranks_start(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     for options, named in (
         (("--input", "-"), "--input -: a file is needed"),
+        (("--input", str(pipe)), "a regular file is needed"),
+        (("--input", "/dev/zero"), "a regular file is needed"),
         (("--input", str(tmp_path / "none")), "No such file"),
         (("--input", str(CASES.parent / "none"), "--output", str(tmp_path)), "No such file"),
         (("--input", __file__, "--output", str(tmp_path)), "it is a folder"),

@@ -369,6 +369,11 @@ def test_a_child_that_is_no_rank_sees_nothing_of_torchrun() -> None:
     assert without_rank_variables(environ) == {"PATH": "/bin", "HOME": "/h", "LOCKSTEP_RUN_FOLDER": "/run/x"}
 
 
+@pytest.mark.parametrize("arguments", [("sample", "--input", "x"), ("generate", "hi"), ("score", "--input", "x")])
+def test_a_dash_is_stdout(arguments: tuple[str, ...]) -> None:
+    assert parse_command([*arguments, "--output", "-"]) == parse_command(list(arguments))
+
+
 def test_children_find_the_project_first() -> None:
     assert with_import_path({"A": "b"}) == {"A": "b", "PYTHONPATH": str(ROOT)}
     assert with_import_path({"PYTHONPATH": "/x"})["PYTHONPATH"] == os.pathsep.join((str(ROOT), "/x"))
@@ -379,7 +384,11 @@ def test_children_find_the_project_first() -> None:
     [
         (("sample", "--input", "x", "--tp", "65"), "--tp must be an integer from 1 to 64, not 65"),
         (("sample", "--input", "x", "--tp", "two"), "--tp must be an integer from 1 to 64, not 'two'"),
-        (("sample", "--input", "x", "--draws", "-1"), "--draws must be an integer of at least 0, not -1"),
+        (("sample", "--input", "x", "--draws", "-1"), f"--draws must be an integer from 0 to {10**12}, not -1"),
+        (
+            ("sample", "--input", "x", "--draws", "9" * 20),
+            f"--draws must be an integer from 0 to {10**12}, not {'9' * 20}",
+        ),
         (("sample", "--input", "x", "--nan-policy", "no"), "--nan-policy must be 'error' or 'sanitize', not 'no'"),
         (("sample", "--input", "x", "--device", "tpu"), "--device must be 'auto', 'cpu' or 'cuda', not 'tpu'"),
         (("generate", "--grammar-timeout", "0", "hi"), "--grammar-timeout must be a number of at least 0.1, not 0"),

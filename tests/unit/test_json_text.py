@@ -20,22 +20,30 @@ def test_json_is_read_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key"),
+    ("text", "message", "field"),
     [
-        ('{"a": 1, "b": 2, "a": 1}', "a"),
-        ('{"x": [{"logit_bias": {"1": 2, "1": 3}}]}', "1"),
-        ('{"\\u0061": 1, "a": 2}', "a"),
+        ('{"a": 1, "b": 2, "a": 1}', "the key 'a' stands twice in one object", "a"),
+        ('[{"logit_bias": {"1": 2, "1": 3}}]', "the key '1' stands twice in [0].logit_bias", "logit_bias"),
+        ('{"x": [0, {"y": {"1": 2, "1": 3}}]}', "the key '1' stands twice in x[1].y", "x"),
+        ('{"\\u0061": 1, "a": {"b": 1, "b": 2}}', "the key 'a' stands twice in one object", "a"),
+        ('{"\\ud800": {"b": 1, "b": 2}}', "the key 'b' stands twice in ?", "?"),
     ],
 )
-def test_a_key_that_stands_twice_is_named(text: str, key: str) -> None:
-    with pytest.raises(DuplicateKeyError, match=f"^the key '{key}' stands twice in one object$"):
+def test_a_key_that_stands_twice_is_named(text: str, message: str, field: str) -> None:
+    with pytest.raises(DuplicateKeyError) as raised:
         parse_json(text)
+    assert (str(raised.value), raised.value.field) == (message, field)
 
 
 @pytest.mark.parametrize("text", ["", "{", "nul"])
 def test_what_is_no_json_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"char \d"):
         parse_json(text)
+
+
+def test_an_integer_too_long_to_read_is_said_to_be() -> None:
+    with pytest.raises(ValueError, match=r"^an integer has more than \d+ digits$"):
+        parse_json('{"seed": ' + "1" * 5000 + "}")
 
 
 def test_a_line_with_a_key_twice_is_wrong_alone(tmp_path: Path) -> None:
