@@ -137,8 +137,12 @@ def check_target(option: str, target: Path) -> None:
         raise UsageError(f"{option} {target}: it cannot be written")
 
 
-def check_json_file(path: Path | None) -> None:
+def check_json_file(path: Path | None, option: str = "--json") -> None:
     """Returns if figures can be written there: said now, and not after minutes.
+
+    Args:
+        path: The file; None = nowhere.
+        option: Who names it.
 
     Raises:
         UsageError: They cannot.
@@ -149,4 +153,4 @@ def check_json_file(path: Path | None) -> None:
         with path.open("ab"):
             pass
     except OSError as error:
-        raise UsageError(f"--json {path}: {error.strerror}") from error
+        raise UsageError(f"{option} {path}: {error.strerror}") from error

@@ -400,6 +400,7 @@ class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
         start_limit_s: How long a run may take until its fault happens.
         group_timeout_s: Time-out of every process group; None = the program's own.
         json_file: Where to write every figure; None = nowhere.
+        plot_file: Where to write an engine's times as SVG; None = nowhere.
         list_only: Whether to print the names of the cells and run none.
         nccl_shim: Whether faults that NCCL itself can have happen within it.
         jobs: Cells of an engine that run at the same time; None = as many as the cores allow.
@@ -418,6 +419,7 @@ class ChaosCommand(msgspec.Struct, frozen=True, kw_only=True):
     start_limit_s: float
     group_timeout_s: float | None
     json_file: Path | None
+    plot_file: Path | None
     list_only: bool
     nccl_shim: bool
     jobs: int | None

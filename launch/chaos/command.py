@@ -23,4 +23,5 @@ def run_chaos(command: ChaosCommand) -> ExitCode:
     if not sys.platform.startswith("linux"):
         raise ChaosError("processes are watched through Linux' /proc: chaos runs on Linux only")
     check_json_file(command.json_file)
+    check_json_file(command.plot_file, "--plot")
     return run_engine_chaos(command) if command.script is None else run_script_chaos(command)

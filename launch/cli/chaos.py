@@ -65,6 +65,10 @@ class TargetGroup:
             rich_help_panel=_ENGINE,
         ),
     ] = None
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Where to draw every cell's times, as SVG.", show_default="nowhere", rich_help_panel=_ENGINE),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,4 +148,5 @@ def chaos(
         start_limit_s=limits.start_limit,
         group_timeout_s=limits.group_timeout,
         json_file=json_file,
+        plot_file=target.plot,
     )

@@ -61,6 +61,8 @@ def run_engine_chaos(command: ChaosCommand) -> ExitCode:
         bounds=runs.bounds,
     )
     publish(report, command.json_file)
+    if command.plot_file is not None:
+        command.plot_file.write_text(report.plot())
     return ExitCode.OK if report.all_well else ExitCode.CHAOS_FAILED
 
 

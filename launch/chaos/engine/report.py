@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,8 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from launch.chaos.engine.axes import NUMERICS
 from launch.chaos.engine.judge import PROMISES, Bounds, Judgement
 from launch.chaos.engine.outcome import EngineOutcome
+from launch.chaos.engine.plot import Times, times_plot
 from launch.chaos.engine.scenario import Scenario
 from launch.chaos.figures import Percentiles, Score
 
@@ -41,6 +44,18 @@ class CellReport(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(f"{promise}: {word}" for promise, word in self.judgement.promises.items() if word != "kept")
 
 
+class KindTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What faults of one kind took.
+
+    Args:
+        noticed: Seconds until they were noticed.
+        recovered: Seconds until tokens flowed again.
+    """
+
+    noticed: Percentiles | None
+    recovered: Percentiles | None
+
+
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run.
 
@@ -57,8 +72,10 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         named_exactly: For each row, in how many it was named alone.
         noticed: Seconds until faults were noticed.
         recovered: Seconds until tokens flowed again.
+        by_kind: The same for each kind of fault.
         load: Load factors around the cells.
-        texts_that_differ: Finished requests, over all cells, whose tokens differ from the undisturbed run's.
+        finished: For either numerics, the requests that finished in cells whose ranks recovered.
+        texts_that_differ: How many of them have other tokens than in the undisturbed run.
     """
 
     model: str
@@ -73,8 +90,10 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     named_exactly: dict[str, Score]
     noticed: Percentiles | None
     recovered: Percentiles | None
+    by_kind: dict[str, KindTimes]
     load: Percentiles | None
-    texts_that_differ: int
+    finished: dict[str, int]
+    texts_that_differ: dict[str, int]
 
     @property
     def all_well(self) -> bool:
@@ -109,7 +128,28 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
             console.print(
                 f"load factor: p50 {self.load.p50:.1f}, at most {self.load.most:.1f}; bounds are stretched by it"
             )
-        console.print(f"finished texts that differ from the undisturbed run's: {self.texts_that_differ}")
+        for kind, times in self.by_kind.items():
+            if times.recovered is not None:
+                console.print(f"  {kind}: tokens again after {times.recovered.sentence()}")
+        for numerics, count in self.finished.items():
+            differ = self.texts_that_differ[numerics]
+            console.print(f"texts that differ behind a recovery, {numerics} numerics: {differ} of {count}")
+
+    def plot(self) -> str:
+        """Returns the times of each kind of fault as an SVG document."""
+        kinds = dict.fromkeys(cell.scenario.action for cell in self.cells)
+        return times_plot(
+            f"{self.model}, tp {self.tp}, pp {self.pp}: {self.matrix} matrix, seconds after the fault",
+            {kind: _times([cell for cell in self.cells if cell.scenario.action == kind]) for kind in kinds},
+        )
+
+
+def _times(cells: Sequence[CellReport]) -> Times:
+    judged = [cell.judgement for cell in cells]
+    return Times(
+        [it.noticed_s for it in judged if it.noticed_s is not None],
+        [it.recovered_s for it in judged if it.recovered_s is not None],
+    )
 
 
 def engine_report(cells: list[CellReport], **facts: Any) -> EngineReport:
@@ -120,6 +160,8 @@ def engine_report(cells: list[CellReport], **facts: Any) -> EngineReport:
         facts: The fields of ``EngineReport`` that say what was run.
     """
     judged = [cell.judgement for cell in cells]
+    kinds = dict.fromkeys(cell.scenario.action for cell in cells)
+    recovered = [cell for cell in cells if cell.judgement.recovered_s is not None]
     rows = sorted({cell.row for cell in cells}, key=lambda row: int(row[1:]))
     named = {row: Score.count([cell.judgement.named_right for cell in cells if cell.row == row]) for row in rows}
     alone = {row: Score.count([cell.judgement.named_exactly for cell in cells if cell.row == row]) for row in rows}
@@ -131,12 +173,26 @@ def engine_report(cells: list[CellReport], **facts: Any) -> EngineReport:
         },
         named={row: score for row, score in named.items() if score.of},
         named_exactly={row: score for row, score in alone.items() if score.of},
-        noticed=Percentiles.of([it.noticed_s for it in judged if it.noticed_s is not None]),
-        recovered=Percentiles.of([it.recovered_s for it in judged if it.recovered_s is not None]),
+        noticed=Percentiles.of(_times(cells).noticed_s),
+        recovered=Percentiles.of(_times(cells).recovered_s),
+        by_kind={kind: _kind_times([cell for cell in cells if cell.scenario.action == kind]) for kind in kinds},
         load=Percentiles.of([cell.outcome.load for cell in cells]),
-        texts_that_differ=sum(it.texts_that_differ for it in judged),
+        finished={one: sum(_finished(cell) for cell in recovered if cell.scenario.numerics == one) for one in NUMERICS},
+        texts_that_differ={
+            one: sum(cell.judgement.texts_that_differ for cell in recovered if cell.scenario.numerics == one)
+            for one in NUMERICS
+        },
         **facts,
     )
+
+
+def _kind_times(cells: Sequence[CellReport]) -> KindTimes:
+    times = _times(cells)
+    return KindTimes(noticed=Percentiles.of(times.noticed_s), recovered=Percentiles.of(times.recovered_s))
+
+
+def _finished(cell: CellReport) -> int:
+    return sum(end.is_done for end in cell.outcome.front.requests) if cell.outcome.front is not None else 0
 
 
 def _line(cell: CellReport) -> list[str]:
