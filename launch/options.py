@@ -63,6 +63,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         post_check: Whether finished JSON outputs are validated against their schemas.
         logit_processors: ``module:name`` of processors that requests may name, beside the installed ones.
         audit: Whether last-stage ranks check each other's draws.
+        audit_every: In every how many steps ranks check that they still compute right numbers; 0 = never.
         trace: Where to write what every rank does; None = nowhere.
         max_recoveries: Faults of ranks that are survived in ``recovery_window_s``; with 0 the first ends the run.
         recovery_window_s: See there.
@@ -90,6 +91,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     post_check: bool = True
     logit_processors: tuple[str, ...] = ()
     audit: bool = False
+    audit_every: int = 0
     trace: Path | None = None
     max_recoveries: int = 5
     recovery_window_s: float = 300.0

@@ -24,6 +24,7 @@ from runtime.rank_status import RankStatus, StepRecord
 from runtime.reports import ReportExchange
 from runtime.sampling import SamplingPart
 from runtime.scheduler import Scheduler
+from runtime.self_check import SelfCheck
 from runtime.token_share import TokenShare
 from runtime.tokenizer import Tokenizer
 from runtime.tracer import Tracer, trace_engine
@@ -103,6 +104,7 @@ def build_engine(
     leader: LeaderPart | None = None,
     processors: ProcessorRegistry | None = None,
     audit_heads: list[ParallelLMHead] | None = None,
+    audit_every: int = 0,
     tracer: Tracer | None = None,
     record: StepRecord | None = None,
 ) -> RankEngine:
@@ -119,6 +121,7 @@ def build_engine(
         leader: Given to global rank 0.
         processors: The logit processors that requests may name.
         audit_heads: The LM heads of all slices, given to the ranks of the last stage when they audit each other.
+        audit_every: In every how many steps ranks check themselves; 0 = never.
         tracer: Writes what this rank does; None when nobody wants to know.
         record: Tells others where this rank is; None when nobody wants to know.
     """
@@ -136,6 +139,7 @@ def build_engine(
             auditor=None if audit_heads is None else Auditor(stage.config, audit_heads, group, processors),
         )
     status = RankStatus(group, link, sampler, record)
+    self_check = SelfCheck(stage, group, audit_every, status.note_audit) if audit_every else None
     parts = EngineParts(
         group=group,
         link=link,
@@ -149,7 +153,7 @@ def build_engine(
         sampling=sampling,
         sink=SilentSink() if leader is None else leader,
         status=status,
-        consensus=Consensus(group, link),
+        consensus=Consensus(group, link, self_check),
     )
     if record is not None and first_stage is not None and first_stage.pool is not None:
         first_stage.pool.beat = record.beat

@@ -6,6 +6,7 @@ import torch
 
 from pp.link import StageLink, Tag
 from runtime.plan import DesyncError, StepPlan
+from runtime.self_check import SelfCheck
 from tp.group import TensorParallelGroup
 
 _DIGEST_BYTES = 8
@@ -17,16 +18,24 @@ class Consensus:
     Args:
         group: This rank's stage.
         link: This rank's pipeline.
+        self_check: Looks now and then whether this rank still computes right numbers; None when nobody does.
     """
 
-    def __init__(self, group: TensorParallelGroup, link: StageLink) -> None:
+    def __init__(self, group: TensorParallelGroup, link: StageLink, self_check: SelfCheck | None = None) -> None:
         self._group = group
         self._link = link
+        self._self_check = self_check
 
     @property
     def is_alone(self) -> bool:
         """Whether there is no other rank."""
         return self._group.size == 1 and self._link.size == 1
+
+    def kept(self, output: torch.Tensor) -> torch.Tensor:
+        """Takes the output of this rank's stage, equal on all its ranks; returns it."""
+        if self._self_check is not None:
+            self._self_check.keep(output)
+        return output
 
     def check_plan(self, plan: StepPlan) -> None:
         """Returns when this rank's plan is that of rank 0 of its stage; all its ranks call it before they run a plan.
@@ -35,9 +44,11 @@ class Consensus:
         process that receives it, not the one that is wrong. Between stages the messages' own headers tell it.
 
         Raises:
-            DesyncError: The plans differ.
+            DesyncError: The plans differ, or a rank of the stage computes wrong numbers.
         """
         group = self._group
+        if self._self_check is not None:
+            self._self_check.at(plan.step)
         if group.size == 1:
             return
         agreed = group.broadcast_(torch.tensor([plan.step, plan.digest], dtype=torch.int64)).tolist()

@@ -265,9 +265,9 @@ class RankEngine:
 
     def _tell_work(self, *planned: StepPlan) -> None:
         """Tells the sink who waits for a grammar, is in a step under way, or is in one that is about to begin."""
-        scheduler, plans = self._parts.scheduler, (*planned, *(flight.plan for flight in self._in_flight))
+        plans = chain(planned, (flight.plan for flight in self._in_flight))
         rows = (row.sequence_id for plan in plans for row in plan.rows)
-        self._parts.sink.working_at(chain(scheduler.waiting_for_grammar, rows))
+        self._parts.sink.working_at(chain(self._parts.scheduler.waiting_for_grammar, rows))
 
     def _launch(self, plan: StepPlan) -> _Flight:
         """Runs this rank's part of a plan, up to the sampled ids on the last stage."""
@@ -278,7 +278,7 @@ class RankEngine:
         parts.grammars.begin_masks(plan)
         hidden = self._hidden(plan)
         parts.group.begin_forward(plan.num_tokens)
-        output = parts.stage.forward(self._forward_batch(plan), hidden, parts.cache)
+        output = parts.consensus.kept(parts.stage.forward(self._forward_batch(plan), hidden, parts.cache))
         parts.group.end_forward()
         if parts.sampling is None:
             link.send_tensor(output, link.stage + 1, Tag.HIDDEN)

@@ -91,6 +91,11 @@ class DecoderStage:
         product = self._linears.column(weight, None, unit=piece.block_length, shared=shared)
         return ParallelLMHead(product, piece)
 
+    def parts(self) -> list[object]:
+        """Returns what holds this stage's weights, part by part: embedding, layers, final norm and LM head."""
+        parts = (self._embedding, *self._layers, self._final_norm, self._head)
+        return [part for part in parts if part is not None]
+
     def new_cache(self, num_blocks: int, block_tokens: int) -> PagedKVCache:
         """Returns an empty KV pool for this stage's layers and this rank's KV heads.
 

@@ -47,6 +47,9 @@ class StepRecord(Protocol):
     def note_masks(self, step: int, digest: int) -> None:
         """Keeps a digest of the grammar masks of a step."""
 
+    def note_audit(self, step: int, digest: int) -> None:
+        """Keeps what an audit found before a step."""
+
     def beat(self) -> None:
         """Notes that this rank gets on."""
 
@@ -118,6 +121,11 @@ class RankStatus:
         """Notes a digest of the masks that this rank filled for a step; of a step with a fault there is none."""
         if self._record is not None:
             self._record.note_masks(step, digest)
+
+    def note_audit(self, step: int, digest: int) -> None:
+        """Notes what an audit found before a step: 0 where all is well."""
+        if self._record is not None:
+            self._record.note_audit(step, digest)
 
     def begin_batch(self, tokens: int) -> None:
         """Notes how many tokens the step's batch has."""

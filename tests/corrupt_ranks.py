@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import torch
 from engine_ranks import Case, Watched, run_engine
 from ranks import LeaveAtOnceError
 
@@ -18,6 +19,7 @@ from launch.node.progress_record import ProgressRecord
 from pp.link import LinkError, StageLink, Tag
 from runtime.plan import DesyncError
 from runtime.scheduler import Scheduler
+from runtime.self_check import SelfCheck
 from runtime.step_planner import StepPlanner
 from sampler.sampler import Sampler
 from tp.group import CollectiveError, TensorParallelGroup
@@ -30,7 +32,8 @@ class Corruption:
     """What one rank changes.
 
     ``token``: the ids that it commits; ``drop row``, ``swap rows``: its plan; ``draw``: what it samples; ``mask on the
-    way``: a mask that it receives; ``skip``, ``half``: an all_reduce of its forward pass.
+    way``: a mask that it receives; ``skip``, ``half``: an all_reduce of its forward pass; ``weight``: a bit of its
+    weights; ``output``: a number of its stage's output; ``product``: what it multiplies.
     """
 
     what: str
@@ -118,6 +121,26 @@ def _half(now: _Opportunity, right: Callable[..., Any], self: Any, tensor: Any) 
     return right(self, tensor[:, : tensor.shape[1] // 2] if is_now else tensor)
 
 
+def _weight(now: _Opportunity, right: Callable[..., Any], self: Any, step: int) -> Any:
+    if now():
+        weight = max(self._pieces[self._next], key=torch.Tensor.numel).view(-1)
+        weight[-1] = torch.nextafter(weight[-1], torch.tensor(9.0))
+    return right(self, step)
+
+
+def _output(now: _Opportunity, right: Callable[..., Any], self: Any, output: Any) -> Any:
+    if now():
+        output = output.clone()
+        output[-1, -1] += 1.0
+    return right(self, output)
+
+
+def _product(now: _Opportunity, right: Callable[..., Any], self: Any, step: int) -> Any:
+    if now():
+        self._probe[0, 0] += 1
+    return right(self, step)
+
+
 _WRONG: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "token": (Scheduler, "commit", _commit),
     "drop row": (StepPlanner, "fill", _drop_row),
@@ -125,6 +148,9 @@ _WRONG: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "draw": (Sampler, "sample", _draw),
     "mask on the way": (StageLink, "receive_tensor", _mask_on_the_way),
     "skip": (TensorParallelGroup, "all_reduce_sum_", _skip),
+    "weight": (SelfCheck, "at", _weight),
+    "output": (SelfCheck, "keep", _output),
+    "product": (SelfCheck, "at", _product),
     "half": (TensorParallelGroup, "all_reduce_sum_", _half),
 }
 

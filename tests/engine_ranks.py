@@ -87,6 +87,7 @@ class Case:
     invariant: bool = False
     dtype: torch.dtype = torch.float32
     audit: bool = False
+    audit_every: int = 0
     noisy_rank: int = -1
     seed: int = 0
     compile_delay_s: float = 0.0
@@ -336,7 +337,7 @@ def run_engine(rank: int, world_size: int, case: Case, watched: Watched | None =
         if watched is not None and leader is not None:
             watched.leaders.append(leader)
         with faulty_managers([fault for fault in case.fill_faults if fault.rank == rank]):
-            _run_once(groups, stage, scheduler, eos, first_stage, leader, case.pp, audit_heads, record)
+            _run_once(groups, stage, scheduler, eos, first_stage, leader, case, audit_heads, record)
         plans.append(tuple(scheduler.planned))
         preempted.append(tuple(scheduler.preempted))
         holders.append(tuple(scheduler.holders))
@@ -378,7 +379,7 @@ def _run_once(
     eos: tuple[int, ...],
     first_stage: FirstStagePart | None,
     leader: ScriptedLeader | None,
-    in_flight_steps: int,
+    case: Case,
     audit_heads: list[ParallelLMHead] | None,
     record: ProgressRecord | None,
 ) -> None:
@@ -388,9 +389,10 @@ def _run_once(
         stage=stage,
         scheduler=scheduler,
         eos_token_ids=eos,
-        in_flight_steps=in_flight_steps,
+        in_flight_steps=case.pp,
         first_stage=first_stage,
         leader=leader,
+        audit_every=case.audit_every,
         audit_heads=audit_heads,
         record=record,
     )

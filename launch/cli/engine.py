@@ -52,6 +52,7 @@ def engine_options(engine: EngineGroup, generating: GeneratingGroup) -> EngineOp
         post_check=generating.post_check,
         logit_processors=tuple(generating.logit_processors or ()),
         audit=generating.audit,
+        audit_every=generating.audit_every,
     )
 
 

@@ -53,6 +53,7 @@ class GeneratingGroup:
     post_check: types.PostCheck = True
     logit_processors: types.LogitProcessors = None
     audit: types.Audit = False
+    audit_every: types.AuditEvery = 0
 
 
 @dataclass(frozen=True, kw_only=True)

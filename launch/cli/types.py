@@ -181,6 +181,15 @@ Audit = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+AuditEvery = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="In every N steps all ranks check weights, products and hidden states for wrong numbers.",
+        show_default="never",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Trace = Annotated[
     Path | None,
     typer.Option(

@@ -5,7 +5,7 @@ Needs neither torch nor the ranks' help.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launch.node.progress_record import DigestKind, ProgressRecord
@@ -18,6 +18,7 @@ _WHAT = {
     DigestKind.STATE: "all that was planned and committed before step",
     DigestKind.PLAN: "the plan of step",
     DigestKind.MASKS: "the grammar masks of step",
+    DigestKind.AUDIT: "the audit (1: weights changed, 2: wrong products, else: other hidden states) before step",
 }
 
 
@@ -37,7 +38,12 @@ class Disagreement:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The ranks that differ from the majority, in order; nobody where there is no majority."""
+        """The ranks that differ from the majority, in order; nobody where there is no majority.
+
+        An audit itself tells who is well.
+        """
+        if self.kind is DigestKind.AUDIT:
+            return tuple(sorted(rank for digest, ranks in self.ranks_of.items() if digest for rank in ranks))
         majority, *others = self.ranks_of.values()
         odd = sorted(rank for ranks in others for rank in ranks)
         return tuple(odd) if len(majority) > len(odd) else ()
@@ -72,7 +78,7 @@ def first_disagreement(digests: Mapping[int, RankDigests]) -> Disagreement | Non
             for step, digest in kept.get(kind, {}).items():
                 values.setdefault(step, {}).setdefault(digest, []).append(rank)
         # In the order in which a step has them.
-        found += [(step, kind, ranks_of) for step, ranks_of in values.items() if len(ranks_of) > 1]
+        found += [(step, kind, ranks_of) for step, ranks_of in values.items() if _differ(kind, ranks_of)]
     if not found:
         return None
     step, kind, ranks_of = min(found, key=lambda one: one[:2])
@@ -83,6 +89,10 @@ def first_disagreement(digests: Mapping[int, RankDigests]) -> Disagreement | Non
 def kept_digests(record: ProgressRecord) -> RankDigests:
     """Returns what a rank's record keeps."""
     return {kind: record.digests(kind) for kind in DigestKind}
+
+
+def _differ(kind: DigestKind, ranks_of: Mapping[int, Sequence[int]]) -> bool:
+    return len(ranks_of) > 1 or (kind is DigestKind.AUDIT and any(ranks_of))
 
 
 def _lowest(item: tuple[int, tuple[int, ...]]) -> int:

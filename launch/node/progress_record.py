@@ -17,10 +17,10 @@ from enum import IntEnum
 _BYTES = 16384
 _VERSION, _EPOCH, _NAMES, _TOKENS = 0, 1, 2, 3
 _SLOTS = (8, 16)
-_RINGS = (32, 96, 160)
+_RINGS = (32, 96, 160, 224)
 _RING_ENTRIES = 32
 _NAME_BYTES = 48
-_NAMES_AT = 2048
+_NAMES_AT = 2304
 _REQUESTS = 1024
 _MAX_REQUESTS = _BYTES // 8 - _REQUESTS - 1
 _MAX_NAMES = (8 * _REQUESTS - _NAMES_AT) // _NAME_BYTES
@@ -61,6 +61,8 @@ class DigestKind(IntEnum):
     """That, and the plan of the step."""
     MASKS = 2
     """The grammar masks of the step; only ranks that fill masks have any, of steps in which none failed."""
+    AUDIT = 3
+    """Of what an audit found before the step: 0 where all is well."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,10 @@ class ProgressRecord:
     def note_masks(self, step: int, digest: int) -> None:
         """Keeps a digest of the grammar masks of a step, a signed 64-bit integer."""
         self.note_digest(DigestKind.MASKS, step, digest)
+
+    def note_audit(self, step: int, digest: int) -> None:
+        """Keeps what an audit found before a step, a signed 64-bit integer; 0 where all is well."""
+        self.note_digest(DigestKind.AUDIT, step, digest)
 
     def read(self) -> Progress:
         """Returns where the rank is; any process and thread that has the record may call it, however the rank fares."""

@@ -205,6 +205,7 @@ class Rank:
             leader=leader,
             processors=processors,
             audit_heads=audit_heads,
+            audit_every=options.audit_every,
             tracer=None if self._trace is None else self._trace.tracer,
             record=self._record,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +82,17 @@ def test_a_single_rank_that_goes_another_way_is_named(
     assert (found.step, found.culprits) == (since, (odd,))
 
 
+@pytest.mark.parametrize(
+    ("audits", "suspects"), [([0, 0, 7, 0], (2,)), ([5, 6, 0, 0], (0, 1)), ([5, 6, None, None], (0, 1)), ([1], (0,))]
+)
+def test_an_audit_tells_who_is_well(audits: list[int | None], suspects: tuple[int, ...]) -> None:
+    kept = {rank: {} if one is None else {DigestKind.AUDIT: {8: one}} for rank, one in enumerate(audits)}
+    found = first_disagreement(kept)
+    assert found is not None
+    assert (found.suspects, found.step) == (suspects, 8)
+    assert first_disagreement({0: {DigestKind.AUDIT: {8: 0}}, 1: {DigestKind.AUDIT: {9: 0}}}) is None
+
+
 def test_digests_come_from_records() -> None:
     kept = []
     for rank in range(2):
@@ -94,6 +106,7 @@ def test_digests_come_from_records() -> None:
         DigestKind.STATE: {5: -(2**63) + 1},
         DigestKind.PLAN: {5: 3},
         DigestKind.MASKS: {5: 2**63 - 1},
+        DigestKind.AUDIT: {},
     }
     found = first_disagreement({0: kept[0], 2: kept[1]})
     assert found is not None
