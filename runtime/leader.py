@@ -27,7 +27,6 @@ from runtime.messages import (
     ClientMessage,
     CompletionDetails,
     Detokenize,
-    Detokenized,
     EndSequence,
     EngineMessage,
     ErrorInfo,
@@ -39,7 +38,6 @@ from runtime.messages import (
     StopRanks,
     Submit,
     Tokenize,
-    Tokenized,
     Usage,
 )
 from runtime.output_check import CheckJob
@@ -48,8 +46,7 @@ from runtime.output_text import OutputText
 from runtime.release import LateMessages
 from runtime.reports import TokenReport
 from runtime.request_builder import Request, RequestBuilder
-from runtime.request_error import RequestError, parse_object
-from runtime.resume import check_resume
+from runtime.request_reader import RequestReader
 from runtime.sequence import Sequence
 from runtime.token_info import token_info
 from runtime.tokenizer import Tokenizer
@@ -63,6 +60,9 @@ class MessageSocket(Protocol):
 
     def receive(self, timeout_s: float, /) -> list[ClientMessage]:
         """Returns what came, after waiting up to ``timeout_s`` for it."""
+
+    def wake(self) -> None:
+        """Ends a ``receive`` that waits; any thread may call it."""
 
 
 class GrammarWatch(Protocol):
@@ -126,7 +126,8 @@ class Leader:
         note_work: Callable[[tuple[int, ...]], None] | None = None,
     ) -> None:
         self._socket = socket
-        self._builder = builder
+        self._reader = RequestReader(builder, tokenizer, socket.wake)
+        self._aborted_unread: set[int] = set()
         self._tokenizer = tokenizer
         self._limits = limits
         self._client_is_alive = client_is_alive
@@ -148,10 +149,12 @@ class Leader:
         """Returns the next step's actions, after waiting for them as ``patience`` allows."""
         # First, since of a sequence that comes now nobody can tell anything yet.
         self._expire_grammars()
+        self._reader.begin(is_busy=patience is Patience.NONE)
         for message in self._socket.receive(self._timeout_s(patience)):
             self._handle(message)
+        self._take_read()
         if not self._client_is_alive():
-            self._actions.append(StopRanks())
+            self._stop()
         if self._held is not None:
             self._outbox += self._held.released()
         counted = None if self._statistics is None else self._statistics()
@@ -262,42 +265,46 @@ class Leader:
 
     def _handle(self, message: ClientMessage) -> None:
         match message:
-            case Submit():
-                self._submit(message)
+            case Submit() | Tokenize() | Detokenize():
+                self._ask(message)
             case Abort():
-                for sequence_id in self._sequences_of.get(message.request_id, ()):
-                    self._actions.append(EndSequence(sequence_id, "abort"))
-            case Tokenize() | Detokenize():
-                self._outbox.append(self._answer(message))
+                self._abort(message.request_id)
             case Shutdown():
                 self._actions += [EndSequence(sequence_id, "abort") for sequence_id in self._streams]
-                self._actions.append(StopRanks())
+                self._stop()
 
-    def _answer(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized | Rejected:
-        try:
-            fields = parse_object(message.body)
-            if isinstance(message, Detokenize):
-                return Detokenized(message.request_id, self._builder.prompts.detokenize(fields))
-            token_ids = self._builder.prompts.tokenize(fields)
-        except RequestError as error:
-            return Rejected(message.request_id, error.info)
-        return Tokenized(message.request_id, token_ids, [self._text(token_id) for token_id in token_ids])
+    def _stop(self) -> None:
+        self._reader.close()
+        self._actions.append(StopRanks())
 
-    def _submit(self, message: Submit) -> None:
-        if message.request_id in self._sequences_of:
-            error = ErrorInfo("invalid_request", f"request {message.request_id} is under way already", "request_id")
-            self._outbox.append(Rejected(message.request_id, error))
+    def _ask(self, question: Submit | Tokenize | Detokenize) -> None:
+        request_id = question.request_id
+        if request_id in self._sequences_of or self._reader.holds(request_id):
+            error = ErrorInfo("invalid_request", f"request {request_id} is under way already", "request_id")
+            self._outbox.append(Rejected(request_id, error))
             return
+        self._reader.put(question)
+        self._take_read()
+
+    def _abort(self, request_id: int) -> None:
+        if self._reader.holds(request_id):
+            self._aborted_unread.add(request_id)
+        for sequence_id in self._sequences_of.get(request_id, ()):
+            self._actions.append(EndSequence(sequence_id, "abort"))
+
+    def _take_read(self) -> None:
+        """Takes what was read: requests become sequences, all else is an answer."""
+        for question, answer in self._reader.read():
+            if isinstance(question, Submit) and isinstance(answer, Request):
+                self._admit(question, answer)
+            elif not isinstance(answer, Request):
+                self._outbox.append(answer)
+            if question.request_id in self._aborted_unread:
+                self._aborted_unread.remove(question.request_id)
+                self._abort(question.request_id)
+
+    def _admit(self, message: Submit, request: Request) -> None:
         resume = message.resume
-        try:
-            request = self._builder.parse(
-                message.body, score=message.score, settled=None if resume is None else resume.settled
-            )
-            if resume is not None:
-                check_resume(resume, request)
-        except RequestError as error:
-            self._outbox.append(Rejected(message.request_id, error.info))
-            return
         self._outbox.append(Accepted(message.request_id, request.params.n, request.settled))
         first_id = self._next_sequence_id
         for choice in range(request.params.n):

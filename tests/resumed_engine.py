@@ -109,6 +109,9 @@ class CutSocket:
         inbox, self._inbox = self._inbox, []
         return inbox
 
+    def wake(self) -> None:
+        """Does nothing: nobody waits."""
+
 
 def run_epochs(rank: int, world_size: int, case: EpochCase) -> list[EpochRun]:
     """Runs ``case`` on this rank; returns its runs on rank 0; for ``ranks.run_ranks``."""
