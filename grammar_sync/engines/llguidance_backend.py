@@ -31,6 +31,8 @@ class _TokenTable:
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         tokens = token_bytes(vocabulary)
+        # An LM head may be wider than the tokenizer; the engine's masks are as wide as this table, whatever it is told.
+        tokens += [b""] * (vocabulary.vocab_size - len(tokens))
         self.eos_token_id = vocabulary.stop_token_ids[0]
         # A token without text must be special, so that no text of the grammar can be spelled with it.
         self.special_token_ids = [token_id for token_id, token in enumerate(tokens) if not token]

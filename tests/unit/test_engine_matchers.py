@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from grammars import END, encode, small_vocabulary
@@ -37,6 +39,18 @@ def mask(matcher: Matcher) -> list[int]:
     words = torch.full((WORDS,), -1, dtype=torch.int32)
     matcher.fill(words)
     return words.tolist()
+
+
+@pytest.mark.parametrize("more", [1, 31, 32, 3000])
+def test_an_lm_head_wider_than_the_tokenizer_has_ids_that_are_never_allowed(engine: str, more: int) -> None:
+    wide = replace(VOCABULARY, vocab_size=VOCABULARY.vocab_size + more)
+    spec = parse_grammar({"regex": "[ab]+"})
+    assert spec is not None
+    matcher = compile_spec(type(BACKENDS[engine])(wide), spec)[1].new_matcher()  # type: ignore[call-arg] # both take one
+    words = torch.full((-(-wide.vocab_size // 32),), -1, dtype=torch.int32)
+    matcher.fill(words)
+    assert words[:WORDS].tolist() == mask(matcher_of(engine, "", regex="[ab]+"))
+    assert not words[WORDS:].any()
 
 
 def test_s11_a_rollback_of_nothing_does_nothing(engine: str) -> None:
