@@ -17,6 +17,7 @@ import openai
 import pytest
 from command_line import LOCKSTEP, ROOT, run, wait_until
 from http_server import Server, serving, write_chat_model
+from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
@@ -196,6 +197,46 @@ def test_prompts_are_those_of_the_command_line(client: openai.OpenAI) -> None:
         for prompt in ("ab", [client.post("/../tokenize", cast_to=object, body={"prompt": "ab"})["tokens"]])  # type: ignore[index]
     )
     assert one.choices[0].text == other.choices[0].text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2, "logprobs": True, "top_logprobs": 2},
+        {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200, **NO_BLANKS},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+        {"return_token_ids": True, "prompt_logprobs": 1, "return_support": True, "logprob_token_ids": [7]},
+    ],
+    ids=["logprobs", "tools", "schema", "extensions"],
+)
+def test_chat_has_the_shape_of_the_client_s_own_types(http: httpx.Client, fields: dict[str, Any]) -> None:
+    """The client itself takes what comes unchecked."""
+    body = {"model": "tiny", "messages": USER, "max_tokens": 30, "temperature": 0} | fields
+    whole = http.post("/v1/chat/completions", json=body)
+    assert ChatCompletion.model_validate_json(whole.content).choices
+    asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = [ChatCompletionChunk.model_validate(event) for event in events_of(http, "/v1/chat/completions", asked)]
+    assert len(chunks) > 3
+
+
+def test_completions_and_models_have_the_shape_of_the_client_s_own_types(http: httpx.Client) -> None:
+    body = {"model": "tiny", "prompt": ["One", "two"], "max_tokens": 5, "temperature": 0, "logprobs": 2}
+    assert len(Completion.model_validate_json(http.post("/v1/completions", json=body).content).choices) == 2
+    events = events_of(http, "/v1/completions", body | {"stream": True, "stream_options": {"include_usage": True}})
+    for event in events:
+        for choice in event["choices"]:
+            # The type knows no choice that goes on; OpenAI's own streams have them as these have.
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+        Completion.model_validate(event)
+    for card in http.get("/v1/models").json()["data"]:
+        Model.model_validate(card)
+
+
+def events_of(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the events of a stream that came to its end."""
+    *events, end = http.post(path, json=body).text.strip().split("\n\n")
+    assert end == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 class Animal(BaseModel):
@@ -602,9 +643,7 @@ def test_every_event_has_a_finish_reason(http: httpx.Client) -> None:
         ("/v1/chat/completions", {"messages": USER, "max_tokens": 3, "stream": True, "n": 2}),
         ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "stream": True}),
     ):
-        events = http.post(path, json=body).text.strip().split("\n\n")
-        assert events.pop() == "data: [DONE]"
-        choices = [choice for event in events for choice in json.loads(event.removeprefix("data: "))["choices"]]
+        choices = [choice for event in events_of(http, path, body) for choice in event["choices"]]
         assert all("finish_reason" in choice for choice in choices)
         assert [choice["finish_reason"] for choice in choices].count("length") == 2
 
