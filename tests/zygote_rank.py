@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launch.node.progress_record import Phase, ProgressRecord
 
+_STEP_S = 0.03
 _PREPARED: list[list[str]] = []
 # As libraries do that ranks import: a crash is first told in many words, here in eleven seconds.
 _C = ctypes.CDLL(None)
@@ -66,24 +67,31 @@ def _note_weights(folder: Path, weights_file: int | None) -> None:
     os.pwrite(weights_file, f"{rank}.{epoch} ".encode(), os.fstat(weights_file).st_size)
 
 
+def _step_now() -> int:
+    """Returns the step that all ranks are in, which wait for nobody: the clock of the machine counts them."""
+    return int(time.monotonic() / _STEP_S)
+
+
+def _wait_for_next_step() -> None:
+    time.sleep(_STEP_S - time.monotonic() % _STEP_S)
+
+
 def _step(folder: Path, record: ProgressRecord) -> int:
     """Steps until a file says otherwise; says of itself in a file ``<rank>.<epoch>``."""
     rank, epoch = os.environ["RANK"], os.environ["LOCKSTEP_EPOCH"]
     if (folder / f"fail-{rank}.{epoch}").exists():
         return 5
-    record.begin_step(1, 0, is_idle=False)
+    record.begin_step(_step_now(), 0, is_idle=False)
     (folder / f"{rank}.{epoch}").write_text(str(os.getpid()))
-    step = 1
     while not (folder / "end").exists():
-        step += 1
+        _wait_for_next_step()
         diverges = (folder / f"diverge-{rank}.{epoch}").exists()
-        record.begin_step(step, int(diverges), is_idle=False)
+        record.begin_step(_step_now(), int(diverges), is_idle=False)
         if diverges:
             (folder / f"diverged-{rank}.{epoch}").touch()
         if (folder / f"sleep-{rank}.{epoch}").exists():
             time.sleep(600)
         if (folder / f"leave-{rank}.{epoch}").exists():
             return 0
-        time.sleep(0.01)
     record.enter_phase(Phase.LEAVING)
     return 0
