@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import inspect
 import logging
 import multiprocessing.forkserver
 import os
@@ -264,6 +265,7 @@ def be_command(
         subprocess_handler.Popen = starter.popen  # type: ignore[assignment,misc]
         os.execve = starter.execute  # type: ignore[assignment]
         gc.freeze()
+        _note_frozen_files()
         sys.modules.pop(start.module, None)
         runpy.run_module(start.module, run_name="__main__", alter_sys=True)
         code = 0
@@ -273,6 +275,12 @@ def be_command(
         traceback.print_exc()
     finally:
         _leave(code)
+
+
+def _note_frozen_files() -> None:
+    """Tells ``inspect`` of files that are none: torchrun asks for its callers, and each is looked for in all modules."""
+    for name, module in (("<frozen runpy>", "runpy"), ("<string>", "builtins")):
+        inspect.modulesbyfile[str(Path.cwd() / name)] = module  # type: ignore[attr-defined] # its cache
 
 
 def _leave(code: Any) -> NoReturn:
