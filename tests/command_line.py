@@ -76,13 +76,15 @@ class Running:
 
     def family(self) -> list[psutil.Process]:
         """Returns every live process that this command started, however it is related now."""
+        mark = f"{_MARK}={self._mark}".encode()
         found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with suppress(OSError, psutil.Error):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        process = psutil.Process(int(entry.name))
+                        if process.status() != psutil.STATUS_ZOMBIE:
+                            found.append(process)
         return found
 
     def named(self, pattern: str) -> dict[str, psutil.Process]:

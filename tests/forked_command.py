@@ -278,7 +278,7 @@ def be_command(
 
 
 def _note_frozen_files() -> None:
-    """Tells ``inspect`` of files that are none: torchrun asks for its callers, and each is looked for in all modules."""
+    """Tells ``inspect`` of files that are none: torchrun asks for its callers, which it looks for in all modules."""
     for name, module in (("<frozen runpy>", "runpy"), ("<string>", "builtins")):
         inspect.modulesbyfile[str(Path.cwd() / name)] = module  # type: ignore[attr-defined] # its cache
 
