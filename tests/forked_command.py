@@ -280,7 +280,7 @@ def be_command(
 def _note_frozen_files() -> None:
     """Tells ``inspect`` of files that are none: torchrun asks for its callers, which it looks for in all modules."""
     for name, module in (("<frozen runpy>", "runpy"), ("<string>", "builtins")):
-        inspect.modulesbyfile[str(Path.cwd() / name)] = module  # type: ignore[attr-defined] # its cache
+        inspect.modulesbyfile[str(Path.cwd() / name)] = module
 
 
 def _leave(code: Any) -> NoReturn:
