@@ -30,7 +30,8 @@ RESTART_S = 120.0
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("pauses") / "report.json"
     only = [word for name in CELLS for word in ("--only", name)]
-    outcome = run(*LOCKSTEP, "chaos", "--matrix", "full", "--jobs", "1", "--json", str(path), *only, timeout_s=1500)
+    command = (*LOCKSTEP, "chaos", "--matrix", "full", "--jobs", "1", "--json", str(path), *only)
+    outcome = run(*command, timeout_s=1500, executed=True)
     assert outcome.returncode in (ExitCode.OK, ExitCode.CHAOS_FAILED), outcome.stderr
     document: dict[str, Any] = json.loads(path.read_text())
     return document
@@ -44,7 +45,8 @@ def restart_s(folder: Path) -> float:
     model = write_tiny_model(folder / "model")
     options = ("--model", str(model), "--input", str(folder / "input.jsonl"), "--tp", "2", "--pp", "2")
     agent = (*TORCHRUN, "--standalone", "--nproc-per-node", "4", "--max-restarts", "1", "-m", "launch")
-    with running(*agent, "generate", *options, "--threads-per-rank", "1", "--max-num-seqs", "4") as started:
+    command = (*agent, "generate", *options, "--threads-per-rank", "1", "--max-num-seqs", "4")
+    with running(*command, executed=True) as started:
         started.wait_for_output('"line-1"', RESTART_S)
         began_s = time.monotonic()
         started.ranks()[3].send_signal(signal.SIGKILL)
