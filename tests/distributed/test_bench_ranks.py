@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from command_line import LOCKSTEP, run
 
 from launch.exit_codes import ExitCode
-
-pytestmark = pytest.mark.long(30)
 
 
 def test_real_ranks_count_their_bytes(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ from tiny_checkpoints import write_tiny_checkpoint
 from launch.exit_codes import ExitCode
 from runtime.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.long(55)
-
 GOOD: dict[str, dict[str, Any]] = {
     "greedy": {"prompt": "One two", "temperature": 0, "max_tokens": 9},
     "greedy again": {"prompt": "One two", "temperature": 0, "max_tokens": 9},

@@ -13,8 +13,6 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(30)
-
 LONG = "One two three " * 8
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": LONG, "max_tokens": 6, "temperature": 0, "ignore_eos": True},

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from launch.environment import API_KEY
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(60)
+pytestmark = pytest.mark.long(45)
 
 USER = [{"role": "user", "content": "One two"}]
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -16,7 +16,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 from launch.exit_codes import ExitCode
 from launch.trace.summary import RankSummary, summarize
 
-pytestmark = pytest.mark.long(60)
+pytestmark = pytest.mark.long(20)
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "integer"}}, "required": ["a", "b"]}
 REQUESTS = [

@@ -12,7 +12,7 @@ from command_line import LOCKSTEP, run
 from launch.chaos.engine.judge import PROMISES
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(60)
+pytestmark = pytest.mark.long(20)
 
 CELLS = {
     "kill/tokens/source/inside/decode/refork/invariant": "inside broadcast@2,3",

@@ -11,8 +11,6 @@ from command_line import LOCKSTEP, ROOT, run
 
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(60)
-
 CALL = "all_reduce@default/r1/inside/middle"
 ENVIRON = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 BASE = (*LOCKSTEP, "chaos", "--script", "faulted_script:main", "--matrix", "full")

@@ -26,7 +26,7 @@ from grammar_sync.vetting.service import VettingService
 from launch.exit_codes import ExitCode
 from launch.rank.grammar_compiler import GrammarProcessStarter
 
-pytestmark = pytest.mark.long(90)
+pytestmark = pytest.mark.long(15)
 
 TESTS = str(Path(__file__).resolve().parents[1])
 LIMITS = VettingLimits(deadline_s=1.0, memory_bytes=256 << 20)

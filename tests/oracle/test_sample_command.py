@@ -17,8 +17,6 @@ from launch.exit_codes import ExitCode
 from runtime.row_errors import WHY_NO_TOKEN
 from sampler.sampler import RowReason
 
-pytestmark = pytest.mark.long(50)
-
 CASES = Path(__file__).resolve().parents[2] / ".." / "shared" / "cases" / "sampling.jsonl"
 DRAWS = 2000
 BAD: dict[str, tuple[Any, str]] = {
