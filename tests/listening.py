@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 _ACCEPTS = 0x10000
+_AT_ONCE_S = 0.03
 
 
 class _Marker:
@@ -45,13 +46,13 @@ def listening_addresses(processes: Iterable[psutil.Process], folder: Path) -> li
 
 
 def send_to(address: tuple[str, int] | str, payload: bytes) -> bytes:
-    """Sends bytes to where somebody listens; returns what came back within half a second."""
+    """Sends bytes to where somebody listens; returns what came back at once."""
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     answer = b""
     with socket.socket(family) as connection, suppress(OSError):
-        connection.settimeout(0.5)
         connection.connect(address)
         connection.sendall(payload)
+        connection.settimeout(_AT_ONCE_S)
         while part := connection.recv(1 << 16):
             answer += part
     return answer

@@ -34,6 +34,9 @@ from runtime.messages import EngineReady
 
 _LEAVE_S: Final = 1
 _STUCK_CLIENT_MS: Final = 60_000
+_IDLE_CONNECTION_S: Final = 75
+"""Clients keep idle connections for less: one that the server closed first may be chosen for the next request."""
+
 _BACKLOG: Final = 2048
 
 
@@ -108,6 +111,7 @@ async def _serve(
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=_LEAVE_S,
+            timeout_keep_alive=_IDLE_CONNECTION_S,
             backlog=_BACKLOG,
         )
         if kept is not None:

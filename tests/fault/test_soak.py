@@ -29,7 +29,7 @@ def test_minutes_of_mixed_streams(server: Server) -> None:
     load, before = SoakLoad(), counted(server)
     soaked = soak(server, load, SOAK_S)
     print(f"{soaked.finished} finished, {soaked.cut} cut, {soaked.refused} refused; growth {soaked.growth()}")
-    assert soaked.wrong == []
+    assert soaked.wrong == [], "\n".join(soaked.wrong)
     assert min(soaked.finished, soaked.cut, soaked.refused) > SOAK_S / 10
     check_counters(server, load, soaked, before)
     assert sorted(server.command.ranks()) == [0, 1, 2, 3]
