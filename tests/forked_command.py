@@ -50,6 +50,7 @@ ROOM_BYTES: Final = 1 << 15
 _POLL_S = 0.005
 _STANDARD_FILES = (0, 1, 2)
 _TORCHRUN = "torch.distributed.run"
+_SERVER_LOCK: Final = threading.Lock()
 _execute = os.execve
 _popen = subprocess.Popen
 
@@ -332,14 +333,15 @@ def _take_environ(environ: Mapping[str, str]) -> None:
 
 
 def start_server() -> None:
-    """Starts the fork server of this process, unless it runs."""
-    # It does not take over this process's path, only its environment (see conftest.py).
-    multiprocessing.forkserver.set_forkserver_preload(["fork_preload"])
-    os.environ[ROOM] = "x" * ROOM_BYTES
-    try:
-        multiprocessing.forkserver.ensure_running()
-    finally:
-        del os.environ[ROOM]
+    """Starts the fork server of this process, unless it runs; threads may call it at once."""
+    with _SERVER_LOCK:
+        # It does not take over this process's path, only its environment (see conftest.py).
+        multiprocessing.forkserver.set_forkserver_preload(["fork_preload"])
+        os.environ[ROOM] = "x" * ROOM_BYTES
+        try:
+            multiprocessing.forkserver.ensure_running()
+        finally:
+            del os.environ[ROOM]
 
 
 class ForkedCommand:
