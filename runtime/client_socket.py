@@ -76,9 +76,9 @@ class FrontSocket:
         """Sends messages to the newest leader, in order, without waiting.
 
         Raises:
-            ClientSocketError: No leader is connected.
+            ClientSocketError: No leader is connected, or the newest one is lost.
         """
-        if not self._leader:
+        if not self._leader or self._is_lost:
             raise ClientSocketError("no leader is connected")
         try:
             self._socket.send_multipart([self._leader, msgspec.msgpack.encode(list(messages))], zmq.NOBLOCK)

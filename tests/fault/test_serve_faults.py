@@ -49,8 +49,8 @@ def stalled_stream(server: Server, **fields: Any) -> socket.socket:
     connection.connect((address.hostname, address.port))
     body = json.dumps(ENDLESS | {"stream": True} | fields).encode()
     key = f"Authorization: Bearer {server.key}"
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    connection.sendall(head + body)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: {len(body)}\r\n".encode()
+    connection.sendall(head + b"Connection: close\r\n\r\n" + body)
     return connection
 
 

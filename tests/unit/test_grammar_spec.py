@@ -169,7 +169,7 @@ BAD_FIELDS: list[tuple[str, object, str]] = [
     ("structural_tag", {"structures": [], "triggers": ["a"]}, "has neither"),
     ("structural_tag", '{"format": {}, "format": {}}', "the key 'format' stands twice in one object"),
     ("structural_tag", {"format": {"type": "grammar", "grammar": "root ::= " + "(" * 65}}, "/format/grammar has paren"),
-    ("json_schema", '{"properties": {"a": {"type": "null"}, "a": {}}}', "the key 'a' stands twice in one object"),
+    ("json_schema", '{"properties": {"a": {"type": "null"}, "a": {}}}', "the key 'a' stands twice in properties"),
     ("max_whitespace", -1, "from 0 to"),
     ("max_string_length", True, "from 1 to"),
     ("max_items", 10**6, "from 1 to"),

@@ -112,9 +112,9 @@ def test_many_short_ones_do_not_hold_up_a_step_together(bench: Bench, tokenizer:
     for number in range(20):
         bench.submit(number, prompt="y" * 1000)
     bench.step()
-    at_once = len(ids_of(bench, Accepted))
-    assert tokenizer.threads[:at_once] == [True] * at_once
-    assert at_once == 8
+    # The thread may have read others since.
+    assert tokenizer.threads.count(True) == 8
+    assert len(ids_of(bench, Accepted)) >= 8
     step_until_read(bench, tokenizer)
     assert ids_of(bench, Accepted) == list(range(20))
 
