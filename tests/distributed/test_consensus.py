@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import LeaveAtOnceError, run_ranks
 
 from launch.rank.groups import build_groups
@@ -121,6 +122,8 @@ def lost_peer(rank: int, world_size: int, tp: int) -> Raised | None:
     groups = build_groups(tp, world_size // tp, timeout_s=20)
     groups.tensor_parallel.begin_step(STEP)
     groups.link.begin_step(STEP)
+    # Nobody leaves while others still connect.
+    dist.barrier()
     if rank == 1:
         raise LeaveAtOnceError(None)
     if tp == 2:
