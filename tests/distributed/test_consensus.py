@@ -41,6 +41,8 @@ def confirm(rank: int, world_size: int, tp: int, pp: int, odd_rank: int) -> Rais
     groups = build_groups(tp, pp, timeout_s=20)
     groups.tensor_parallel.begin_step(STEP)
     groups.link.begin_step(STEP)
+    # Nobody leaves while others still connect.
+    dist.barrier()
     consensus = Consensus(groups.tensor_parallel, groups.link)
     assert consensus.is_alone == (world_size == 1)
     error = raised_by(lambda: consensus.confirm(77 if rank == odd_rank else -8))
