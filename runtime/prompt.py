@@ -19,6 +19,10 @@ PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 """The request fields of which exactly one is given."""
 
 
+_CHARS_OF_A_TOKEN = 128
+"""A text with more for each token of the context is refused unread: it would not fit, and reading it takes seconds."""
+
+
 class Prompt(NamedTuple):
     """A prompt's ids, the field they came from, and whether it ends inside a think block."""
 
@@ -69,10 +73,12 @@ class PromptReader:
         return Prompt(ids, name, self._markers is not None and is_open(end, self._markers))
 
     def tokenize(self, fields: Mapping[str, Any]) -> list[int]:
-        """Returns the ids of a prompt, however long; ``add_special_tokens`` says whether a text gets BOS and EOS.
+        """Returns the ids of a prompt; ``add_special_tokens`` says whether a text gets BOS and EOS.
+
+        They may be more than the context has room for.
 
         Raises:
-            RequestError: A field is unknown or malformed.
+            RequestError: A field is unknown or malformed, or the text by far too long for the context.
         """
         _check_known(fields, (*PROMPT_FIELDS, "tools", "add_special_tokens", "enable_thinking"))
         special = _flag(fields, "add_special_tokens", default=True)
@@ -144,6 +150,13 @@ class PromptReader:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"{name} holds a lone surrogate at character {error.start}: not text", name) from error
+        most = _CHARS_OF_A_TOKEN * self._limits.max_model_len
+        if len(text) > most:
+            raise RequestError(
+                f"{name} has {len(text)} characters: at most {most} are read with a context of "
+                f"{self._limits.max_model_len} tokens",
+                name,
+            )
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _checked_ids(self, name: str, value: Any) -> list[int]:

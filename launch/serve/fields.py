@@ -10,7 +10,7 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from grammar_sync.json_text import DuplicateKeyError, parse_json
 from launch.serve.errors import HttpError
@@ -58,13 +58,26 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     store: bool = False
 
 
+async def read_body(request: Request) -> bytes:
+    """Returns a request's body.
+
+    Raises:
+        HttpError: Its client left before it was whole.
+    """
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        # Nobody reads it.
+        raise HttpError(400, "the client left before the body was whole") from None
+
+
 async def read_object(request: Request) -> dict[str, Any]:
     """Returns the JSON object that is a request's body.
 
     Raises:
-        HttpError: It is none.
+        HttpError: It is none, or its client left before it was whole.
     """
-    body = await request.body()
+    body = await read_body(request)
     try:
         value = parse_json(body)
     except RecursionError:

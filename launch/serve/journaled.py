@@ -24,6 +24,7 @@ from starlette.types import Message
 from grammar_sync.json_text import parse_json
 from launch.front.engine_link import print_line
 from launch.serve.errors import ENGINE_ERRORS, HttpError, http_error
+from launch.serve.fields import read_body
 from launch.serve.generation import CLIENT_LEFT, unless_client_leaves
 from launch.serve.journal import Answered, Asked, Dropped, Journal
 
@@ -97,7 +98,7 @@ class JournaledAnswers:
         """
         if not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
             raise HttpError(400, f"Idempotency-Key: 1 to {_MAX_KEY} printable ASCII characters are needed", param=_KEY)
-        body = await request.body()
+        body = await read_body(request)
         fields = _fields(body)
         if isinstance(fields, dict) and fields.get("stream"):
             raise HttpError(400, "a request with an Idempotency-Key is answered as a whole: no stream", param="stream")
@@ -137,7 +138,7 @@ class JournaledAnswers:
                 raise _other_request()
             answered = await self._do(self._journal.answer_to, asked.id)
             if answered is not None:
-                return _response(answered, is_replayed=True)
+                return _response(answered, {"Idempotent-Replayed": "true"})
             asked = await self._do(self._journal.asked, asked.id)
         elif not is_known:
             try:
@@ -145,19 +146,19 @@ class JournaledAnswers:
             except OSError as error:
                 message = f"the journal cannot be written, so the request is not taken: {error.strerror}"
                 raise HttpError(507, message, code="journal_failed") from error
-        status, body, code = await self._reply(asked, is_patient=is_known)
+        status, body, refusal = await self._reply(asked, is_patient=is_known)
         answered = Answered(asked.id, status, body, time.time())
         try:
             if status in _FINAL:
                 await self._do(self._journal.write, answered)
-            elif code not in _GOES_ON:
+            elif refusal is None or refusal.reply.error.code not in _GOES_ON:
                 await self._do(self._journal.write, Dropped(asked.id))
         except OSError as error:
             print_line(f"the journal cannot be written, an answer is not kept: {error.strerror}")
-        return _response(answered, is_replayed=False)
+        return _response(answered, {} if refusal is None else refusal.headers)
 
-    async def _reply(self, asked: Asked, *, is_patient: bool) -> tuple[int, bytes, str | None]:
-        """Returns status and body of the reply to a request, and the code if it is an error."""
+    async def _reply(self, asked: Asked, *, is_patient: bool) -> tuple[int, bytes, HttpError | None]:
+        """Returns status and body of the reply to a request, and the error if it is one."""
         while True:
             try:
                 response = await self._answers[asked.path](_request(asked))
@@ -165,7 +166,7 @@ class JournaledAnswers:
             except (HttpError, *ENGINE_ERRORS) as error:
                 refusal = http_error(error)
             if not is_patient or refusal.status != 429:
-                return refusal.status, bytes(refusal.response().body), refusal.reply.error.code
+                return refusal.status, bytes(refusal.response().body), refusal
             # An earlier server took it: it waits until there is room.
             await asyncio.sleep(_TRY_AGAIN_S)
 
@@ -188,8 +189,7 @@ def _request(asked: Asked) -> Request:
     return Request(scope, receive)
 
 
-def _response(answered: Answered, *, is_replayed: bool) -> Response:
-    headers = {"Idempotent-Replayed": "true"} if is_replayed else {}
+def _response(answered: Answered, headers: dict[str, str]) -> Response:
     return Response(answered.body, answered.status, headers=headers, media_type="application/json")
 
 

@@ -62,8 +62,9 @@ class ServerState:
             HttpError: They are too many, for a request or beside what is under way.
             EngineClosedError, RanksFailedError: The engine takes no requests.
         """
-        if len(bodies) > self.http.max_prompts:
-            message = f"prompt has {len(bodies)} prompts: at most {self.http.max_prompts} are taken in one request"
+        most = min(self.http.max_prompts, self.http.max_requests)
+        if len(bodies) > most:
+            message = f"prompt has {len(bodies)} prompts: at most {most} are taken in one request"
             raise HttpError(400, message, param="prompt")
         if self.client.open_requests + len(bodies) > self.http.max_requests:
             message = f"{self.client.open_requests} prompts are under way, at most {self.http.max_requests} may be"

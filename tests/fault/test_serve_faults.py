@@ -92,6 +92,31 @@ def test_a_reader_that_does_not_read(server: Server) -> None:
     assert client.completions.create(**fields).choices[0].text == alone
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body(server: Server) -> None:
+    address = urlsplit(server.url)
+    for path in ("/v1/completions", "/tokenize"):
+        with socket.create_connection((address.hostname, address.port)) as connection:
+            key = f"Authorization: Bearer {server.key}"
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: 100\r\n\r\n"
+            connection.sendall(head.encode() + b'{"prompt":')
+    assert server.client().completions.create(model=server.model, prompt="a", max_tokens=1).choices
+    assert "Traceback" not in (server.command.folder / "stderr").read_text()
+
+
+def test_texts_of_megabytes_are_refused_unread(server: Server) -> None:
+    """Reading them took the leader for so long that it counted as a rank that stalls."""
+    huge = "a b c d " * 900_000
+    with server.http() as http:
+        for path, fields in (
+            ("/v1/completions", {"prompt": huge}),
+            ("/tokenize", {"prompt": huge}),
+            ("/v1/score", {"prompt": huge}),
+        ):
+            reply = http.post(path, json=fields)
+            assert reply.status_code == 400, reply.text
+            assert f"{128 * 4096} are read with a context of 4096 tokens" in reply.text
+
+
 def test_a_rank_that_stands_still_and_goes_on(server: Server) -> None:
     assert health(server).status_code == 200
     last = server.command.ranks()[3]

@@ -154,7 +154,7 @@ def test_what_has_no_answer_goes_on_after_a_restart_with_the_seed_it_had(tmp_pat
         (HttpError(400, "wrong", code="invalid_request"), 1, 1),
         (HttpError(422, "no token", code="sampling_error"), 1, 1),
         (HttpError(503, "late", code="timeout"), 2, 2),
-        (HttpError(429, "full", code="queue_full"), 2, 2),
+        (HttpError(429, "full", code="queue_full", headers={"Retry-After": "1"}), 2, 2),
         (HttpError(503, "leaving", code="closing"), 2, 2),
     ],
 )
@@ -163,6 +163,7 @@ def test_what_is_final_is_kept(tmp_path: Path, error: HttpError, runs: int, runs
         server.endpoint.may_answer.set()
         reply = await server.post({"a": 1}, "k")
         assert (reply.status_code, told(reply)["error"]["code"]) == (error.status, error.reply.error.code)
+        assert {name: reply.headers[name] for name in error.headers} == error.headers
         again = await server.post({"a": 1}, "k")
         assert len(server.endpoint.bodies) == runs
         assert again.status_code == (error.status if runs == 1 else 200)

@@ -37,6 +37,25 @@ class ClosedEngine:
         raise self._error
 
 
+def server_state(error: Exception, options: HttpOptions) -> ServerState:
+    return ServerState(
+        client=cast("EngineClient", ClosedEngine(error)),
+        metrics=EngineMetrics(),
+        engine=cast("EngineOptions", None),
+        http=options,
+        model_name="tiny",
+        version="0",
+        created=0,
+    )
+
+
+def test_more_prompts_than_may_ever_run_are_wrong_and_not_too_many_now() -> None:
+    state = server_state(EngineClosedError("closing"), HttpOptions(max_requests=4))
+    reply = TestClient(create_app(state, ApiKeys(()))).post("/v1/completions", json={"prompt": ["a"] * 5})
+    assert reply.status_code == 400
+    assert "prompt has 5 prompts: at most 4 are taken" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -47,16 +66,7 @@ class ClosedEngine:
     ids=["ranks", "socket", "closed"],
 )
 def test_an_engine_that_takes_no_requests(error: Exception, code: str) -> None:
-    state = ServerState(
-        client=cast("EngineClient", ClosedEngine(error)),
-        metrics=EngineMetrics(),
-        engine=cast("EngineOptions", None),
-        http=HttpOptions(),
-        model_name="tiny",
-        version="0",
-        created=0,
-    )
-    http = TestClient(create_app(state, ApiKeys(())))
+    http = TestClient(create_app(server_state(error, HttpOptions()), ApiKeys(())))
     messages = [{"role": "user", "content": "a"}]
     for path, body in (
         ("/v1/chat/completions", {"messages": messages}),
