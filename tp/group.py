@@ -7,6 +7,7 @@ collective call but runs the same code. Every rank of the group calls the same m
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from tp.schedule import ForwardSchedule
 
 _FIRST_FRAME_BYTES = 4096
-_HEADER_BYTES = 16
+_HEADER_BYTES = 24
 _OPERATIONS = ("all_reduce", "all_gather", "broadcast", "all_gather_object")
 
 
@@ -183,13 +184,13 @@ class TensorParallelGroup:
         return tensor
 
     def broadcast_frame(self, payload: bytes | None) -> bytes:
-        """Returns rank 0's bytes on every rank; the frame carries its step number, which is checked.
+        """Returns rank 0's bytes on every rank; the frame carries its step number and a checksum, which are checked.
 
         Args:
             payload: The bytes to send on rank 0; ignored elsewhere.
 
         Raises:
-            CollectiveError: The frame belongs to another step, or the backend failed.
+            CollectiveError: The frame belongs to another step, is not what was sent, or the backend failed.
         """
         if self.rank == 0 and payload is None:
             raise self._error("no payload", "broadcast_frame")
@@ -199,12 +200,13 @@ class TensorParallelGroup:
         body = payload if self.rank == 0 and payload is not None else b""
         inline_bytes = _FIRST_FRAME_BYTES - _HEADER_BYTES
         if self.rank == 0:
-            first[:_HEADER_BYTES] = torch.tensor([self.step, len(body)], dtype=torch.int64).view(torch.uint8)
+            words = [self.step, len(body), zlib.crc32(body)]
+            first[:_HEADER_BYTES] = torch.tensor(words, dtype=torch.int64).view(torch.uint8)
             if body:
                 inline = bytearray(body[:inline_bytes])
                 first[_HEADER_BYTES : _HEADER_BYTES + len(inline)] = torch.frombuffer(inline, dtype=torch.uint8)
         self.broadcast_(first)
-        step, length = first[:_HEADER_BYTES].view(torch.int64).tolist()
+        step, length, checksum = first[:_HEADER_BYTES].view(torch.int64).tolist()
         if step != self.step:
             raise self._error(f"got step {step}, expected {self.step}", "broadcast_frame", fault="payload")
         rest = torch.empty(max(length - inline_bytes, 0), dtype=torch.uint8)
@@ -215,7 +217,11 @@ class TensorParallelGroup:
         if self.rank == 0:
             return body
         head = first[_HEADER_BYTES : _HEADER_BYTES + min(length, inline_bytes)]
-        return head.numpy().tobytes() + rest.numpy().tobytes()
+        received = head.numpy().tobytes() + rest.numpy().tobytes()
+        if zlib.crc32(received) != checksum:
+            # Before it is passed on: those who get it from here would be to blame as much.
+            raise self._error(f"{length} bytes are not those that were sent", "broadcast_frame", fault="payload")
+        return received
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Returns every rank's picklable value, in rank order."""

@@ -193,6 +193,10 @@ class RankKeeper:
         self._folder.write_fault(self._reports, report)
         if why_not:
             self._leave_last_words(report)
+            # Whoever stands still would keep the run from its end: the others leave when they lose contact with it.
+            for kept in [self._ranks[fault.rank] for fault in own if fault.rank in self._ranks]:
+                if kept.exit_code is None:
+                    signal.pidfd_send_signal(kept.ended, signal.SIGKILL)
         return report
 
     def _end_epoch(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from runtime.token_share import TokenShare
 from sampler.params import SamplingParams
 from tp.group import CollectiveError, TensorParallelGroup
 
-FIRST_FRAME_BODY = 4096 - 16
+FIRST_FRAME_BODY = 4096 - 24
 INLINE_BODY = 1024 - 72
 SIZES = (0, 1, 100, FIRST_FRAME_BODY - 1, FIRST_FRAME_BODY, FIRST_FRAME_BODY + 1, 3 * 4096, 1_000_003)
 LINK_SIZES = (0, 1, INLINE_BODY - 1, INLINE_BODY, INLINE_BODY + 1, 8192, 1_000_003)
@@ -112,6 +113,31 @@ def test_t20_a_frame_of_another_step_is_refused_by_name() -> None:
     assert kind == "CollectiveError"
     assert "tp0 rank 1" in message
     assert "got step 7, expected 8" in message
+
+
+def frame_of_two_halves(rank: int, world_size: int) -> tuple[str, str]:
+    """Rank 0 leaves out the second part of a long frame, and sends that of the next one in its place."""
+    group = build_groups(world_size, 1, timeout_s=30).tensor_parallel
+    group.begin_step(3)
+    broadcast = group.broadcast_
+    calls: list[int] = []
+
+    def all_but_the_second(tensor: torch.Tensor) -> torch.Tensor:
+        calls.append(tensor.numel())
+        return tensor if rank == 0 and len(calls) == 2 else broadcast(tensor)
+
+    with mock.patch.object(group, "broadcast_", all_but_the_second):
+        error = error_of(lambda: group.broadcast_frame(payload(9000) if rank == 0 else None))
+        if rank == 0:
+            group.broadcast_(torch.zeros(calls[1], dtype=torch.uint8))
+    return error
+
+
+def test_a_frame_whose_second_part_is_another_one_is_refused() -> None:
+    leader, (kind, message) = run_ranks(frame_of_two_halves, 2)
+    assert leader == ("", "")
+    assert kind == "CollectiveError"
+    assert "9000 bytes are not those that were sent" in message
 
 
 def absent_rank(rank: int, world_size: int) -> tuple[str, str, float]:

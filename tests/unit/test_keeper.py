@@ -265,6 +265,19 @@ def test_without_recoveries_the_first_fault_ends_the_run(node: ZygoteNode, tmp_p
         started.end()
 
 
+def test_ranks_that_stand_still_do_not_keep_a_run_from_its_end(node: ZygoteNode, tmp_path: Path) -> None:
+    with run(node, tmp_path, recoveries=0) as started:
+        for victim in started.epoch(0):
+            victim.suspend()
+        for supervisor in started.supervisors:
+            assert supervisor.wait(SOON_S) == -signal.SIGKILL
+        report = started.report()
+        assert (report.recovers, report.why_not) == (False, "--max-recoveries is 0")
+        assert {culprit.kind for culprit in report.culprits} == {"stalled"}
+        assert started.folder.cause() is not None
+        started.end()
+
+
 def test_ranks_that_do_not_come_up_are_not_recovered(node: ZygoteNode, tmp_path: Path) -> None:
     with run(node, tmp_path, "fail-1.0") as started:
         report = started.report()
