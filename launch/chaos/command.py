@@ -16,9 +16,9 @@ def run_chaos(command: ChaosCommand) -> ExitCode:
     """Runs the cells and prints what became of each; returns the exit code.
 
     Raises:
-        UsageError: The JSON file cannot be written.
+        UsageError: The JSON file cannot be written, or no cell has such a name.
         CheckpointError, ModelConfigError, StagePartitionError: The model cannot be used so.
-        ChaosError: What is tested does not run without a fault, or no cell is left to run.
+        ChaosError: What is tested does not run without a fault.
     """
     if not sys.platform.startswith("linux"):
         raise ChaosError("processes are watched through Linux' /proc: chaos runs on Linux only")

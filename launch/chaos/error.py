@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ChaosError(RuntimeError):
-    """Faults could not be put to the test: what is tested does not run without them, or no cell is left."""
+    """Faults could not be put to the test: what is tested does not run without them."""

@@ -99,5 +99,5 @@ def test_names_without_running() -> None:
     assert outcome.returncode == ExitCode.OK
     assert len(outcome.stdout.splitlines()) >= 150
     outcome = run(*LOCKSTEP, "chaos", "--only", "nothing/*")
-    assert outcome.returncode == ExitCode.INTERNAL
+    assert outcome.returncode == ExitCode.USAGE
     assert outcome.message == "lockstep: --only nothing/*: no cell of the quick matrix has such a name"

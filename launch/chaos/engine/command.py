@@ -22,6 +22,7 @@ from launch.chaos.engine.tiny_model import write_tiny_model
 from launch.chaos.error import ChaosError
 from launch.chaos.names import print_names
 from launch.checks import check_engine
+from launch.cli.parse import UsageError
 from launch.exit_codes import ExitCode
 from launch.options import ChaosCommand, EngineOptions
 from launch.progress import progress_bar
@@ -40,12 +41,13 @@ def run_engine_chaos(command: ChaosCommand) -> ExitCode:
     """Puts an engine to its cells and prints what became of each; returns the exit code.
 
     Raises:
-        ChaosError: The engine does not do its work undisturbed, or no cell is left to run.
+        ChaosError: The engine does not do its work undisturbed.
+        UsageError: No cell has such a name.
         CheckpointError, ModelConfigError, StagePartitionError: The model cannot be used so.
     """
     scenarios = engine_scenarios(command.matrix, tp=command.tp, pp=command.pp, only=command.only, seed=command.seed)
     if not scenarios:
-        raise ChaosError(f"--only {' '.join(command.only)}: no cell of the {command.matrix} matrix has such a name")
+        raise UsageError(f"--only {' '.join(command.only)}: no cell of the {command.matrix} matrix has such a name")
     if command.list_only:
         return print_names(scenario.name for scenario in scenarios)
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as name:

@@ -14,6 +14,7 @@ from launch.chaos.script.cells import ScriptCell, script_cells
 from launch.chaos.script.outcome import ScriptCellReport, ScriptOutcome, judged
 from launch.chaos.script.report import script_report
 from launch.chaos.script.run import ScriptRun, run_script
+from launch.cli.parse import UsageError
 from launch.exit_codes import ExitCode
 from launch.options import ChaosCommand
 from launch.progress import progress_bar
@@ -25,7 +26,8 @@ def run_script_chaos(command: ChaosCommand) -> ExitCode:
     """Puts a script to its cells and prints what became of each; returns the exit code.
 
     Raises:
-        ChaosError: The script does not run to its end undisturbed, no cell is left to run, or the shim cannot be built.
+        ChaosError: The script does not run to its end undisturbed, or the shim cannot be built.
+        UsageError: No cell has such a name.
     """
     run = ScriptRun(
         script=command.script or "",
@@ -40,7 +42,7 @@ def run_script_chaos(command: ChaosCommand) -> ExitCode:
         undisturbed, calls = _undisturbed(run, root)
         cells = script_cells(calls, command.matrix, only=command.only, seed=command.seed)
         if not cells:
-            raise ChaosError(f"--only {' '.join(command.only)}: no cell of the {command.matrix} matrix has such a name")
+            raise UsageError(f"--only {' '.join(command.only)}: no cell of the {command.matrix} matrix has such a name")
         if command.list_only:
             return print_names(cell.name for cell in cells)
         reports: list[ScriptCellReport] = []
