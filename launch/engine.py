@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,8 @@ from launch.front.engine_client import (
 from launch.front.engine_output import RequestOutput, gathered, raise_failure
 from launch.front.engine_process import StartedEngine, wait_until_ready
 from launch.options import EngineOptions
-from runtime.messages import EngineReady, Finished, FinishReason, TokenDelta, TokenInfo, Usage
+from runtime.messages import EngineReady, ErrorInfo, Finished, FinishReason, TokenDelta, TokenInfo, Usage
+from sampler.shown_value import shown
 
 _REQUESTS_AT_ONCE = 512
 _LAST_WORD_S = 1.0
@@ -336,12 +337,20 @@ async def _next(chunks: AsyncIterator[Chunk]) -> Chunk | None:
 
 
 def _body(prompt: str | Sequence[int] | None, fields: Mapping[str, Any]) -> str:
+    if not isinstance(fields, Mapping):
+        raise _refused(f"a request is {shown(fields)}: a mapping of its fields is needed", None)
     given = dict(fields)
     if isinstance(prompt, str):
         given["prompt"] = prompt
     elif prompt is not None:
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+            raise _refused(f"prompt is {shown(prompt)}: a text or a list of token ids is needed", "prompt")
         given["prompt_token_ids"] = list(prompt)
     return json_fields(given)
+
+
+def _refused(message: str, field: str | None) -> RequestRefusedError:
+    return RequestRefusedError(ErrorInfo("invalid_request", message, field))
 
 
 def _result(output: RequestOutput) -> Result:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,6 +43,9 @@ from launch.options import (
 )
 from sampler.params import MAX_LOGPROBS
 
+_NAMES = frozenset({"served_model_name", "host", "rdzv_endpoint", "rdzv_id"})
+"""Options that are texts and need one that is not empty, as those do that are paths."""
+
 MAX_DRAWS = 10**12
 """Of a line of ``lockstep sample``."""
 
@@ -67,6 +72,7 @@ def parse_command(argv: list[str]) -> Command | int:
     Raises:
         UsageError: It is malformed, or names a file that cannot be read or a value out of its range.
     """
+    _refuse_empty(argv)
     try:
         result: Command | int | None = app(args=argv, prog_name="lockstep", standalone_mode=False)
     except TyperException as error:
@@ -220,6 +226,28 @@ def trace_summary(
 ) -> Command:
     """Says what each rank of a trace spent its time on, and how much of it on waiting for others."""
     return TraceSummaryCommand(trace=trace, as_json=as_json)
+
+
+def _refuse_empty(argv: Sequence[str]) -> None:
+    """Refuses an empty text where a path or a name is needed: it is what a variable of the shell that is not set gives.
+
+    Raises:
+        UsageError: An option is given one.
+    """
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    empty = {given.removesuffix("=") for given in options if given.startswith("--") and given.endswith("=")}
+    empty |= {given for given, value in pairwise(options) if value == ""}
+    if not empty:
+        return
+    group: Any = typer.main.get_command(app)
+    for argument in options:
+        if not hasattr(group, "commands") or argument not in group.commands:
+            break
+        group = group.commands[argument]
+    for option in group.params:
+        found = empty.intersection(option.opts)
+        if found and (option.get_runtime_param().annotation is Path or option.name in _NAMES):
+            raise UsageError(f"{found.pop()} is empty: leave it out, or give a value")
 
 
 def _format(asked: OutputFormat, sampling: SamplingGroup) -> OutputFormat:

@@ -73,7 +73,7 @@ class ChatJob:
     Args:
         fields: The engine's own.
         calls: Whether the output may call tools.
-        param_names: What the client called the engine's fields, where it differs.
+        param_names: What the client called the engine's fields, and places in them, where it differs.
     """
 
     fields: dict[str, Any]
@@ -125,7 +125,9 @@ def _grammar(chat: ChatFields, use: ToolUse | None, rest: dict[str, Any], names:
         names["structural_tag"] = "tools"
         if use.is_strict is not None:
             strict = use.is_strict if strict is None else use.is_strict and strict
-        form = use.output if schema is None or not use.may_answer else calls_or_schema(use, schema)
+        or_schema = schema is not None and use.may_answer
+        names |= use.places(or_schema=or_schema)
+        form = calls_or_schema(use, schema) if or_schema else use.output
         found["structural_tag"] = {"type": "structural_tag", "format": form}
     elif schema is not None and chat.response_format is not None:
         names |= {"json_schema": "response_format", "json_object": "response_format"}

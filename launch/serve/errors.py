@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -97,7 +98,8 @@ def http_error(error: Exception, param_names: Mapping[str, str] | None = None) -
 
     Args:
         error: One of ``ENGINE_ERRORS``, or an HttpError.
-        param_names: What the client called fields of the engine, where it differs.
+        param_names: What the client called fields of the engine, where it differs; and places in a field, as an error's
+            message begins with them (``field: /place``).
     """
     match error:
         case HttpError():
@@ -115,11 +117,17 @@ def http_error(error: Exception, param_names: Mapping[str, str] | None = None) -
 
 
 def of_info(info: ErrorInfo, param_names: Mapping[str, str] | None = None) -> HttpError:
-    """Returns what a client is told of an error that the leader reported."""
+    """Returns what a client is told of an error that the leader reported; ``param_names`` as in ``http_error``."""
     status = _STATUS_OF_CODE.get(info.code, 500)
     headers = {"Retry-After": _RETRY_AFTER_S} if status == 503 else {}
-    param = None if info.param is None else (param_names or {}).get(info.param, info.param)
-    return HttpError(status, info.message, param=param, code=info.code, headers=headers)
+    names = param_names or {}
+    param = None if info.param is None else names.get(info.param, info.param)
+    message = info.message
+    for place, name in names.items():
+        if ": /" in place and re.match(re.escape(place) + r"(?![0-9A-Za-z_])", message):
+            message, param = name + message[len(place) :], re.split(r"[.\[]", name)[0]
+            break
+    return HttpError(status, message, param=param, code=info.code, headers=headers)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

@@ -50,6 +50,11 @@ class JournalFile:
         self._folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise JournalError(f"--journal {folder}: a folder is needed, but a file is there") from error
+        except OSError as error:
+            raise JournalError(f"--journal {folder}: {error.strerror}") from error
+        try:
             (folder / _PART).unlink(missing_ok=True)
             self._file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:

@@ -39,8 +39,10 @@ def read_keys(file: Path | None, environ: Mapping[str, str]) -> ApiKeys:
     else:
         try:
             given = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--api-key-file {file}: {error}") from error
+        except OSError as error:
+            raise UsageError(f"--api-key-file {file}: the file cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--api-key-file {file}: it is no text in UTF-8") from error
         if not any(line.strip() for line in given):
             raise UsageError(f"--api-key-file {file}: it holds no key")
     return ApiKeys(tuple(line.strip().encode() for line in given if line.strip()))

@@ -12,6 +12,7 @@ import msgspec
 
 from launch.serve.errors import HttpError
 from runtime.tool_prompt import CALL_END, TOOL_CALL_START, call_begin
+from sampler.shown_value import shown
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _BEGIN: Final = re.compile(re.escape(TOOL_CALL_START) + r'\n\{"name": "(?P<name>[^"]*)", "arguments": ')
@@ -66,12 +67,29 @@ class ToolUse:
         output: What the output may be, as a format of a structural tag.
         is_strict: Whether what cannot be enforced is refused; None when the request does not say.
         may_answer: Whether it may also be a plain answer.
+        positions: Where in the request's tools those stand that may be called.
     """
 
     tools: list[dict[str, Any]]
     output: dict[str, Any]
     is_strict: bool | None
     may_answer: bool
+    positions: tuple[int, ...]
+
+    def places(self, *, or_schema: bool) -> dict[str, str]:
+        """Returns, by its place in the grammar, what the client calls a schema in it.
+
+        Args:
+            or_schema: Whether the output may be a value of ``response_format`` too.
+        """
+        start = "structural_tag: /format" + ("/elements/0" if or_schema else "")
+        found = {
+            f"{start}/tags/{tag}/content/json_schema": f"tools[{position}].function.parameters"
+            for tag, position in enumerate(self.positions)
+        }
+        if or_schema:
+            found["structural_tag: /format/elements/1/json_schema"] = "response_format.json_schema.schema"
+        return found
 
 
 def tool_use(tools: Sequence[ToolFields], choice: ToolChoice | None, *, parallel: bool) -> ToolUse | None:
@@ -83,7 +101,8 @@ def tool_use(tools: Sequence[ToolFields], choice: ToolChoice | None, *, parallel
         parallel: Whether several may be called at once.
 
     Raises:
-        HttpError: A name is wrong or given twice, or the tool that must be called is not there.
+        HttpError: A name is wrong or given twice, parameters are of no object, or the tool that must be called is not
+            there.
     """
     names = [tool.function.name for tool in tools]
     for position, name in enumerate(names):
@@ -92,6 +111,7 @@ def tool_use(tools: Sequence[ToolFields], choice: ToolChoice | None, *, parallel
             raise HttpError(400, message, param="tools")
         if name in names[:position]:
             raise HttpError(400, f"tools[{position}].function.name repeats {name!r}", param="tools")
+        _check_parameters(tools[position].function.parameters, f"tools[{position}].function.parameters")
     must = choice == "required" or isinstance(choice, NamedTool)
     if not tools:
         if must or choice == "auto":
@@ -118,6 +138,7 @@ def tool_use(tools: Sequence[ToolFields], choice: ToolChoice | None, *, parallel
         output=form | {"stop_after_first": not parallel},
         is_strict=all(said) if said else None,
         may_answer=not must,
+        positions=tuple(names.index(tool.function.name) for tool in chosen),
     )
 
 
@@ -200,9 +221,15 @@ class CallParser:
         return CallPart(text="" if self.calls and not text.strip() else text)
 
 
+def _check_parameters(schema: dict[str, Any] | None, where: str) -> None:
+    if schema is not None and schema.get("type", "object") != "object":
+        message = f"{where}/type is {shown(schema['type'])}: arguments are an object, so 'object' is needed, or no type"
+        raise HttpError(400, message, param="tools")
+
+
 def _tag(function: FunctionFields) -> dict[str, Any]:
-    schema = _ANY_OBJECT if function.parameters is None else function.parameters
-    content = {"type": "json_schema", "json_schema": schema}
+    # Arguments are an object, whether the schema says so or not.
+    content = {"type": "json_schema", "json_schema": _ANY_OBJECT | (function.parameters or {})}
     return {"type": "tag", "begin": call_begin(function.name), "content": content, "end": CALL_END}
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -43,6 +44,16 @@ def engine(model: Path) -> Iterator[Engine]:
 def test_what_it_is(engine: Engine) -> None:
     assert (engine.ready.tp_size, engine.ready.pp_size, engine.ready.max_model_len) == (2, 2, 2048)
     assert engine.options.max_num_seqs == 16
+
+
+def test_requests_of_the_wrong_type(engine: Engine) -> None:
+    for wrong in (5, b"a", {"a": 1}):
+        with pytest.raises(RequestRefusedError, match=r"prompt is .*: a text or a list of token ids is needed"):
+            engine.generate(cast("str", wrong))
+    first, second = engine.generate_many([cast("dict[str, str]", "a"), {"prompt": "a"}])
+    assert isinstance(first, RequestRefusedError)
+    assert str(first) == "a request is 'a': a mapping of its fields is needed"
+    assert isinstance(second, Result)
 
 
 def test_the_same_from_every_method(engine: Engine) -> None:

@@ -14,6 +14,7 @@ import pytest
 from launch.cli.parse import UsageError, parse_command
 from launch.environment import RankEnvironment, RankEnvironmentError, with_import_path, without_rank_variables
 from launch.options import DoctorCommand, EngineOptions, GenerateCommand, NodeOptions
+from launch.serve.keys import read_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ("--model", "m")
@@ -40,6 +41,23 @@ def test_defaults() -> None:
         defaults={},
     )
     assert command.engine.world_size == 1
+
+
+@pytest.mark.parametrize(
+    "option", ["--journal", "--served-model-name", "--api-key-file", "--trace", "--fault-report", "--host", "--model"]
+)
+def test_an_empty_value_is_no_path_and_no_name(option: str) -> None:
+    assert usage_error("serve", *MODEL, option, "") == f"{option} is empty: leave it out, or give a value"
+    assert usage_error("serve", *MODEL, f"{option}=") == f"{option} is empty: leave it out, or give a value"
+
+
+def test_an_empty_text_is_a_text() -> None:
+    assert generate("", "--", "--output", "").prompts == ("", "--output", "")
+
+
+def test_key_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no: the file cannot be read: No such file or directory$"):
+        read_keys(tmp_path / "no", {})
 
 
 def test_engine_options() -> None:

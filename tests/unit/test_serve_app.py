@@ -22,6 +22,9 @@ class ClosedEngine:
     """Raises whatever is asked of it."""
 
     open_requests = 0
+    silent_s = 0.0
+    failure = None
+    is_recovering = False
     ready = SimpleNamespace(tp_size=1, pp_size=1, dtype="float32", max_model_len=10)
 
     def __init__(self, error: Exception) -> None:
@@ -54,6 +57,11 @@ def test_more_prompts_than_may_ever_run_are_wrong_and_not_too_many_now() -> None
     reply = TestClient(create_app(state, ApiKeys(()))).post("/v1/completions", json={"prompt": ["a"] * 5})
     assert reply.status_code == 400
     assert "prompt has 5 prompts: at most 4 are taken" in reply.json()["error"]["message"]
+
+
+def test_head_is_answered_as_get_without_a_body() -> None:
+    http = TestClient(create_app(server_state(EngineClosedError("closing"), HttpOptions()), ApiKeys(())))
+    assert (http.head("/health").status_code, http.head("/health").content) == (http.get("/health").status_code, b"")
 
 
 @pytest.mark.parametrize(

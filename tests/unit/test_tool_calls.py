@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.serve.errors import HttpError
+from launch.front.engine_client import RequestRefusedError
+from launch.serve.chat_fields import ChatFields, chat_job
+from launch.serve.errors import HttpError, http_error
+from launch.serve.fields import take
 from launch.serve.tools import CallParser, CallPart, FunctionFields, ToolFields, read_calls, tool_use
+from runtime.messages import ErrorInfo
 from runtime.tool_prompt import CALL_END, call_begin, messages_for_plain_template
 
 JSON = st.recursive(
@@ -79,6 +83,52 @@ def test_what_an_output_may_be() -> None:
     assert tool_use([], None, parallel=True) is None
     with pytest.raises(HttpError, match="1 to 64"):
         tool_use([tool("a b")], None, parallel=True)
+
+
+@pytest.mark.parametrize("kind", ["string", "bogus", ["object", "null"], None])
+def test_parameters_of_no_object(kind: object) -> None:
+    bad = ToolFields(function=FunctionFields(name="g", parameters={"type": kind}))
+    with pytest.raises(HttpError, match=r"^tools\[1\]\.function\.parameters/type is .*'object' is needed"):
+        tool_use([tool("f"), bad], None, parallel=True)
+
+
+def test_arguments_are_an_object_where_the_schema_says_nothing() -> None:
+    schemas: list[dict[str, Any] | None] = [None, {}, {"properties": {"a": {}}}]
+    for schema in schemas:
+        given = ToolFields(function=FunctionFields(name="f", parameters=schema))
+        use = tool_use([given], "required", parallel=True)
+        assert use is not None
+        assert use.output["tags"][0]["content"]["json_schema"] == {"type": "object"} | (schema or {})
+
+
+@pytest.mark.parametrize(
+    ("choice", "form", "place", "name", "param"),
+    [
+        ("auto", None, "/format/tags/1/content/json_schema", "tools[1].function.parameters", "tools"),
+        (
+            {"function": {"name": "g"}},
+            None,
+            "/format/tags/0/content/json_schema",
+            "tools[1].function.parameters",
+            "tools",
+        ),
+        ("auto", {}, "/format/elements/0/tags/0/content/json_schema", "tools[0].function.parameters", "tools"),
+        ("auto", {}, "/format/elements/1/json_schema", "response_format.json_schema.schema", "response_format"),
+    ],
+)
+def test_errors_of_schemas_name_what_the_client_sent(
+    choice: Any, form: dict[str, Any] | None, place: str, name: str, param: str
+) -> None:
+    body: dict[str, Any] = {"messages": [], "tool_choice": choice}
+    body["tools"] = [{"function": {"name": "f"}}, {"function": {"name": "g"}}]
+    if form is not None:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "r", "schema": form}}
+    job = chat_job(*take(body, ChatFields))
+    info = ErrorInfo("grammar_error", f"structural_tag: {place}/properties/a is 5", "structural_tag")
+    error = http_error(RequestRefusedError(info), job.param_names).reply.error
+    assert (error.message, error.param) == (f"{name}/properties/a is 5", param)
+    other = ErrorInfo("grammar_error", "structural_tag: too large", "structural_tag")
+    assert http_error(RequestRefusedError(other), job.param_names).reply.error.message == other.message
 
 
 def test_arguments_are_read() -> None:
