@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from grammar_sync.json_text import DuplicateKeyError, parse_json
 from launch.serve.errors import HttpError
-from sampler.shown_value import kind_of
+from sampler.shown_value import kind_of, shown
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
+_STEP = re.compile(r"(?:^|\.)([A-Za-z_]\w*)|\[(\d+)\]")
 _PLACE = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<place>.*)`$", re.DOTALL)
 
 
@@ -107,7 +109,7 @@ def take(fields: dict[str, Any], kind: type[Fields]) -> tuple[Fields, dict[str, 
     try:
         return msgspec.convert(own, kind), rest
     except msgspec.ValidationError as error:
-        raise _shown(str(error)) from None
+        raise _shown(str(error), own, kind) from None
 
 
 def as_body(fields: dict[str, Any]) -> str:
@@ -134,9 +136,39 @@ def refuse_stored(common: CommonFields) -> None:
         raise HttpError(400, "stream_options are given, but stream is not true", param="stream_options")
 
 
-def _shown(message: str) -> HttpError:
+def _shown(message: str, fields: dict[str, Any], kind: type[msgspec.Struct]) -> HttpError:
+    """Returns what a client is told: the place, what is wrong there, its value, and what is allowed."""
     found = _PLACE.match(message)
     if found is None:
         return HttpError(400, message)
-    place = found["place"]
-    return HttpError(400, f"{place}: {found['what']}", param=re.split(r"[.\[]", place)[0] or None)
+    what, place = found["what"], found["place"]
+    steps = _STEP.findall(place)
+    if what.startswith(("Expected", "Invalid enum")) and "".join(_written(step) for step in steps) == f".{place}":
+        value: Any = fields
+        for name, index in steps:
+            value = value[name] if name else value[int(index)]
+        allowed = _allowed(kind, [name for name, _ in steps if name]) if what.startswith("Invalid enum") else []
+        what = f"{what.split(',')[0]}, got {shown(value)}" if what.startswith("Expected `") else what
+        if allowed:
+            what = f"{shown(value)} is none of {', '.join(allowed)}"
+    return HttpError(400, f"{place}: {what}", param=re.split(r"[.\[]", place)[0] or None)
+
+
+def _written(step: tuple[str, str]) -> str:
+    return f".{step[0]}" if step[0] else f"[{step[1]}]"
+
+
+def _allowed(kind: Any, names: Sequence[str]) -> list[str]:
+    """Returns the texts that the field at ``names`` within ``kind`` may be."""
+    kinds = [kind]
+    for name in names:
+        structs = [one for one in kinds if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+        hints = [get_type_hints(one) for one in structs]
+        kinds = [leaf for hint in hints if name in hint for leaf in _leaves(hint[name])]
+    return [one for one in kinds if isinstance(one, str)]
+
+
+def _leaves(hint: Any) -> list[Any]:
+    """Returns the types, and the values of literals, that a type is made of."""
+    parts = get_args(hint)
+    return [leaf for part in parts for leaf in _leaves(part)] if parts else [hint]

@@ -131,6 +131,24 @@ def test_errors_of_schemas_name_what_the_client_sent(
     assert http_error(RequestRefusedError(other), job.param_names).reply.error.message == other.message
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tool_choice": "foo"}, "tool_choice: 'foo' is none of none, auto, required"),
+        ({"response_format": {"type": "x"}}, "response_format.type: 'x' is none of text, json_object, json_schema"),
+        ({"tools": [{"type": "x", "function": {"name": "f"}}]}, "tools[0].type: 'x' is none of function"),
+        ({"logprobs": 5}, "logprobs: Expected `bool`, got 5"),
+        ({"tools": [{"function": {"name": 7}}]}, "tools[0].function.name: Expected `str`, got 7"),
+        ({"response_format": {"type": None}}, "response_format.type: Expected `str`, got null"),
+        ({"metadata": {"a": 1}, "model": []}, "model: Expected `str | null`, got []"),
+    ],
+)
+def test_wrong_values_are_told_with_what_is_allowed(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(HttpError) as caught:
+        take(fields, ChatFields)
+    assert str(caught.value) == message
+
+
 def test_arguments_are_read() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     (message,) = read_calls([{"role": "assistant", "tool_calls": [call]}])
