@@ -17,6 +17,13 @@ from sampler.shown_value import shown
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _BEGIN: Final = re.compile(re.escape(TOOL_CALL_START) + r'\n\{"name": "(?P<name>[^"]*)", "arguments": ')
 _ANY_OBJECT: Final = {"type": "object"}
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+_TEXT_FIELDS: Final = ("name", "tool_call_id")
+_MESSAGE_FIELDS: Final = (
+    *("role", "content", *_TEXT_FIELDS, "tool_calls", "reasoning_content", "reasoning"),
+    # What assistant messages have when a client sends back what it got.
+    *("refusal", "annotations", "audio", "function_call"),
+)
 
 
 class FunctionFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -244,16 +251,32 @@ def read_calls(messages: Any) -> Any:
     """Returns messages whose calls have their arguments as objects, as chat templates expect, not as JSON text.
 
     Raises:
-        HttpError: Arguments are no JSON object.
+        HttpError: A message has a role or a field that is unknown or of a wrong type, or arguments are no JSON object.
     """
     if not isinstance(messages, list):
         return messages
     return [_read_call(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
+def _check_message(message: dict[str, Any], where: str) -> None:
+    if "role" in message and message["role"] not in _ROLES:
+        text = f"{where}.role is {shown(message['role'])}: one of {', '.join(_ROLES)} is needed"
+        raise HttpError(400, text, param="messages")
+    for name, value in message.items():
+        if name not in _MESSAGE_FIELDS:
+            text = f"{where}: unknown field {name[:80]}: {', '.join(_MESSAGE_FIELDS)} are known"
+            raise HttpError(400, text, param="messages")
+        if value is not None and name in _TEXT_FIELDS and not isinstance(value, str):
+            raise HttpError(400, f"{where}.{name} is {shown(value)}: a string is needed", param="messages")
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise HttpError(400, f"{where}.tool_calls is {shown(calls)}: a list of calls is needed", param="messages")
+
+
 def _read_call(message: Any, where: str) -> Any:
     if not isinstance(message, dict):
         return message
+    _check_message(message, where)
     if message.get("role") == "developer":
         message = {**message, "role": "system"}
     calls = message.get("tool_calls")

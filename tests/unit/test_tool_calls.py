@@ -149,6 +149,30 @@ def test_wrong_values_are_told_with_what_is_allowed(fields: dict[str, Any], mess
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"role": "x"}, "messages[0].role is 'x': one of system, developer, user, assistant, tool, function is needed"),
+        ({"role": ["x"]}, "messages[0].role is ['x']: one of system"),
+        ({"contents": "x"}, "messages[0]: unknown field contents: role, content, name, tool_call_id, tool_calls"),
+        ({"name": 5}, "messages[0].name is 5: a string is needed"),
+        ({"tool_call_id": {}}, "messages[0].tool_call_id is {}: a string is needed"),
+        ({"tool_calls": "x"}, "messages[0].tool_calls is 'x': a list of calls is needed"),
+    ],
+)
+def test_messages_of_a_wrong_form(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(HttpError) as caught:
+        read_calls([{"role": "user", "content": "a"} | fields])
+    assert str(caught.value).startswith(message)
+    assert caught.value.reply.error.param == "messages"
+
+
+def test_a_message_that_a_client_dumps_and_sends_back() -> None:
+    dumped = {"role": "assistant", "content": "a", "refusal": None, "annotations": None, "audio": None}
+    dumped |= {"function_call": None, "tool_calls": None, "reasoning_content": "b"}
+    assert read_calls([dumped]) == [dumped]
+
+
 def test_arguments_are_read() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     (message,) = read_calls([{"role": "assistant", "tool_calls": [call]}])
