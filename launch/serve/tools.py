@@ -22,7 +22,7 @@ _TEXT_FIELDS: Final = ("name", "tool_call_id")
 _MESSAGE_FIELDS: Final = (
     *("role", "content", *_TEXT_FIELDS, "tool_calls", "reasoning_content", "reasoning"),
     # What assistant messages have when a client sends back what it got.
-    *("refusal", "annotations", "audio", "function_call"),
+    *("refusal", "annotations", "audio", "function_call", "parsed"),
 )
 
 
