@@ -170,7 +170,6 @@ def test_t21_rank_raises_at_start(tiny: str, tmp_path: Path, rank: int, error: s
     environ = {"PYTHONPATH": f"{tmp_path}:{root}"}
     command = (*LOCKSTEP, "generate", "--model", tiny, "--tp", "2", "--pp", "2", "hi")
     with running(*command, environ=environ, executed=True) as started:
-        wait_until(lambda: len(started.ranks()) == 4, START_S, "all ranks to start")
         outcome = started.wait(START_S)
         stage, tp_rank = divmod(rank, 2)
         assert outcome.returncode == ExitCode.START_FAILED

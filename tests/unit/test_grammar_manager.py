@@ -124,7 +124,10 @@ def test_many_sequences_of_one_grammar_share_a_compile(manager: GrammarManager, 
     assert len(backend.sources) == 1
 
 
-def test_statistics_of_a_hit_and_a_miss(manager: GrammarManager) -> None:
+def test_statistics_of_a_hit_and_a_miss(backend: CountingBackend) -> None:
+    # However quick the compile is, it is not done as the first one comes.
+    compiler = DelayedCompiler(ThreadedGrammarCompiler(backend), {"a+": 1})
+    manager = GrammarManager(VOCABULARY, local_compiler(backend, compiler))
     spec = spec_of(regex="a+")
     started(manager, 1, spec)
     started(manager, 2, spec)
@@ -135,6 +138,7 @@ def test_statistics_of_a_hit_and_a_miss(manager: GrammarManager) -> None:
     assert first.compile_s == second.compile_s > 0
     assert (first.mask_rows, second.mask_rows) == (1, 2)
     assert 0 < first.mask_s < 10
+    manager.close()
 
 
 def test_a_failure_is_one_sequence_s_own(manager: GrammarManager) -> None:

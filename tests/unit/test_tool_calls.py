@@ -168,7 +168,7 @@ def test_messages_of_a_wrong_form(fields: dict[str, Any], message: str) -> None:
 
 
 def test_a_message_that_a_client_dumps_and_sends_back() -> None:
-    dumped = {"role": "assistant", "content": "a", "refusal": None, "annotations": None, "audio": None}
+    dumped: dict[str, Any] = {"role": "assistant", "content": "a", "refusal": None, "annotations": None, "audio": None}
     dumped |= {"function_call": None, "tool_calls": None, "reasoning_content": "b", "parsed": {"a": 1}}
     assert read_calls([dumped]) == [dumped]
 
