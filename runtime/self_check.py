@@ -135,7 +135,7 @@ def tensors_in(thing: object) -> Iterator[torch.Tensor]:
 
 
 def _checksum(tensors: list[torch.Tensor]) -> int:
-    """Returns a number that changes with any bit of the tensors."""
+    """Returns a sum over the tensors' bits as 64-bit integers: any single bit that changes, changes it."""
     total = 0
     for number, tensor in enumerate(tensors):
         plain = (tensor.to_dense() if tensor.is_mkldnn else tensor.detach()).contiguous().flatten()

@@ -71,7 +71,8 @@ class LoadClient:
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/"),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=None,  # noqa: S113 - the whole request has one
+            # The whole request has the same, from earlier on: that one is what passes.
+            timeout=timeout_s,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         )
         self._timeout_s = timeout_s

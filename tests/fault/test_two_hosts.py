@@ -136,25 +136,20 @@ def wait_for_output(started: list[Running]) -> None:
         time.sleep(0.05)
 
 
-def test_a_narrow_cable_costs_only_time(hosts: list[Host], command: tuple[str, ...], alone: Outcome) -> None:
-    for host in hosts:
-        host.shape("tbf", "rate", "2mbit", "burst", "8kb", "latency", "400ms")
-    try:
-        with on_both(hosts, command, restarts=0) as started:
-            outcomes = [one.wait(END_S) for one in started]
-    finally:
-        for host in hosts:
-            host.shape("pfifo", "limit", "1000")
-    assert [outcome.returncode for outcome in outcomes] == [ExitCode.OK, ExitCode.OK]
-    assert printed(outcomes) == alone.records()
-
-
-@pytest.mark.parametrize("disturbance", [("delay", "40ms", "10ms"), ("loss", "3%")], ids=["delay", "loss"])
-def test_delay_and_loss_cost_only_time(
-    hosts: list[Host], command: tuple[str, ...], alone: Outcome, disturbance: tuple[str, ...]
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("tbf", "rate", "2mbit", "burst", "8kb", "latency", "400ms"),
+        ("netem", "delay", "40ms", "10ms"),
+        ("netem", "loss", "3%"),
+    ],
+    ids=["narrow", "delay", "loss"],
+)
+def test_a_narrow_cable_delay_and_loss_cost_only_time(
+    hosts: list[Host], command: tuple[str, ...], alone: Outcome, shape: tuple[str, ...]
 ) -> None:
     for host in hosts:
-        host.shape("netem", *disturbance)
+        host.shape(*shape)
     try:
         with on_both(hosts, command, restarts=0) as started:
             outcomes = [one.wait(END_S) for one in started]
