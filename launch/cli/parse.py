@@ -27,6 +27,7 @@ from launch.cli.groups import (
     given_fields,
     spread,
 )
+from launch.exit_codes import ExitCode
 from launch.options import (
     Command,
     DoctorCommand,
@@ -71,12 +72,16 @@ def parse_command(argv: list[str]) -> Command | int:
 
     Raises:
         UsageError: It is malformed, or names a file that cannot be read or a value out of its range.
+        KeyboardInterrupt: Ctrl-C came meanwhile.
     """
     _refuse_empty(argv)
     try:
         result: Command | int | None = app(args=argv, prog_name="lockstep", standalone_mode=False)
     except TyperException as error:
         raise UsageError(worded(error)) from error
+    if result == ExitCode.INTERRUPTED:
+        # typer turns Ctrl-C into this code, and says nothing.
+        raise KeyboardInterrupt
     return 0 if result is None else result
 
 

