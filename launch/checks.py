@@ -9,8 +9,9 @@ from pathlib import Path
 
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, parse_grammar
 from launch.cli.parse import UsageError
+from launch.commands import GenerateCommand
 from launch.invariant_check import check_invariant
-from launch.options import EngineOptions, GenerateCommand
+from launch.options import EngineOptions
 from pp.partition import layer_ranges
 from runtime.checkpoint import open_checkpoint
 from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token

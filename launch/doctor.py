@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from launch.commands import DoctorCommand
 from launch.default_model import DefaultModelError, default_model
 from launch.environment import with_import_path
 from launch.exit_codes import ExitCode
 from launch.node.rank_processes import threads_per_rank
-from launch.options import DoctorCommand
 from pp.partition import StagePartitionError, layer_ranges
 from runtime.checkpoint import open_checkpoint
 from runtime.checkpoint_layout import CheckpointError

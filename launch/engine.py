@@ -291,7 +291,7 @@ def _run(options: EngineOptions, started: Future[_Running]) -> None:
         command_line = ["rank", msgspec.json.encode(options, enc_hook=str).decode()]
         engine = StartedEngine(options, command_line)
         try:
-            ready = wait_until_ready(engine, options.start_timeout_s)
+            ready = wait_until_ready(engine, options.start_timeout_s, _LOG.warning)
             asyncio.run(_serve(engine, ready, started))
         finally:
             engine.stop()

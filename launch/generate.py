@@ -16,14 +16,14 @@ from rich.progress import Progress, TaskID
 
 from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_command
+from launch.commands import GenerateCommand
 from launch.exit_codes import ExitCode
-from launch.front.engine_link import EngineLink, print_line
+from launch.front.engine_link import EngineLink
 from launch.front.engine_output import RequestOutput
-from launch.front.engine_process import EngineProcess, start_or_attach, wait_until_ready
+from launch.front.engine_process import EngineProcess, print_line, start_or_attach, wait_until_ready
 from launch.front.metrics import EngineMetrics
 from launch.invariant_check import described
 from launch.node.rank_processes import replace_by_agent
-from launch.options import GenerateCommand
 from launch.output_file import open_output, writes_text
 from launch.progress import progress_bar
 from launch.request_file import InputRequest, read_requests

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launch.cli.parse import UsageError
-from launch.options import OutputFormat
+from launch.commands import OutputFormat
 
 
 def writes_text(output_format: OutputFormat, *, has_input_file: bool, output_file: Path | None) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from grammar_sync.json_text import DuplicateKeyError, parse_json
 from grammar_sync.spec import GRAMMAR_FIELDS
 from launch.cli.parse import UsageError
-from launch.options import GenerateCommand
+from launch.commands import GenerateCommand
 from runtime.messages import ErrorInfo
 from runtime.thinking_fields import THINKING_FIELDS
 

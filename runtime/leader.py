@@ -137,6 +137,7 @@ class Leader:
         self._statistics = statistics
         self._note_work = note_work
         self._work: tuple[int, ...] = ()
+        self._planned: tuple[int, ...] = ()
         self._grammars: GrammarWatch | None = None
         self._streams: dict[int, OutputStream] = {}
         self._sequences_of: dict[int, list[int]] = {}
@@ -173,12 +174,16 @@ class Leader:
         self._outbox += self._late.agreed(before_step)
 
     def working_at(self, sequence_ids: Iterable[int]) -> None:
-        """Notes which requests the ranks work at."""
+        """Notes which requests the ranks work at, and those that are being read."""
         if self._note_work is None:
             return
         streams = (self._streams.get(sequence_id) for sequence_id in sequence_ids)
-        work = tuple(dict.fromkeys(stream.request_id for stream in streams if stream is not None))
-        if work != self._work:
+        self._planned = tuple(stream.request_id for stream in streams if stream is not None)
+        self._tell_work()
+
+    def _tell_work(self, *reading: int) -> None:
+        work = tuple(dict.fromkeys((*reading, *self._reader.unread, *self._planned)))
+        if self._note_work is not None and work != self._work:
             self._work = work
             self._note_work(work)
 
@@ -283,8 +288,11 @@ class Leader:
             error = ErrorInfo("invalid_request", f"request {request_id} is under way already", "request_id")
             self._outbox.append(Rejected(request_id, error))
             return
+        # Reading a text may be what ends this rank.
+        self._tell_work(request_id)
         self._reader.put(question)
         self._take_read()
+        self._tell_work()
 
     def _abort(self, request_id: int) -> None:
         if self._reader.holds(request_id):

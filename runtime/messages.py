@@ -258,7 +258,7 @@ class TokenInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         token_id: The token.
         token: The text it stands for.
-        logprob: Its logprob; None when only the support was asked for, or when none can be told.
+        logprob: Its logprob; None when none can be told.
         top_logprobs: The most likely ids, best first; None when they were not asked for.
         named_logprobs: The ids of ``logprob_token_ids``; None when there are none.
         support: What could have been drawn; None when that was not asked for.

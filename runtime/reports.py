@@ -39,7 +39,7 @@ class TokenReport(msgspec.Struct, frozen=True, array_like=True):
 
     Args:
         token_id: The token.
-        logprob: Its own; None when only the support was asked for.
+        logprob: Its own; None when none can be told.
         top: The most likely ids, best first.
         named: The ids asked for by name.
         support: What could have been drawn, if that was asked for.
@@ -109,12 +109,11 @@ def token_reports(output: SampleOutput, params: list[SamplingParams]) -> dict[in
     if output.logprobs is not None:
         counts = [params[row].logprobs or 0 for row in rows]
         found = dict(zip(rows, _reports(output.logprobs, counts), strict=True))
-    for row, support in zip(
-        (row for row, one in enumerate(params) if one.return_support), output.supports, strict=True
-    ):
+    asking = (row for row, one in enumerate(params) if one.return_support)
+    for row, support in zip(asking, output.supports, strict=True):
         entries = list(zip(support.ids.tolist(), map(finite_logprob, support.logprobs.tolist()), strict=True))
-        base = found.get(row) or TokenReport(token_ids[row], None, [], [])
-        found[row] = msgspec.structs.replace(base, support=SupportReport(RowStatus(support.status).name, entries))
+        report = SupportReport(RowStatus(support.status).name, entries)
+        found[row] = msgspec.structs.replace(found[row], support=report)
     return {row: report for row, report in found.items() if token_ids[row] >= 0}
 
 

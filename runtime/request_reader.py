@@ -70,6 +70,11 @@ class RequestReader:
             question, future = self._unread.popleft()
             yield question, future.result()
 
+    @property
+    def unread(self) -> tuple[int, ...]:
+        """The requests that are not read, or not taken, yet."""
+        return tuple(question.request_id for question, _ in self._unread)
+
     def holds(self, request_id: int) -> bool:
         """Returns whether a question is not read, or not taken, yet."""
         return any(question.request_id == request_id for question, _ in self._unread)

@@ -239,6 +239,6 @@ class StepPlanner:
             new_blocks=self._blocks.table(sequence.sequence_id).announce(),
             copied=copied,
             scores=scores,
-            reports=samples and (sequence.params.has_logprobs or sequence.params.return_support),
+            reports=samples and sequence.params.has_logprobs,
         )
         self.rows.append(row)

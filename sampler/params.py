@@ -166,8 +166,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether logprobs of generated tokens are reported."""
-        return self.logprobs is not None or bool(self.logprob_token_ids)
+        """Whether logprobs of generated tokens are reported: who is told what could have been drawn is told its own."""
+        return self.logprobs is not None or bool(self.logprob_token_ids) or self.return_support
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ from typing import Any
 from hostile_grammars import HOSTILE
 
 from launch.cli.parse import parse_command
+from launch.commands import GenerateCommand
 from launch.front.engine_process import StartedEngine, wait_until_ready
-from launch.options import GenerateCommand
 from runtime.messages import Finished, Rejected, Submit, TokenDelta
 
 STREAMS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grammar_sync.agreement import GrammarFailure, Verdict
@@ -95,7 +95,13 @@ class ScriptedGrammars:
 class Bench:
     """Leader and scheduler as the step loop joins them; the tokens come from ``scripts``, by request and choice."""
 
-    def __init__(self, *, grammar_wait_limit_s: float = 60.0, checks: OutputChecks | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        grammar_wait_limit_s: float = 60.0,
+        checks: OutputChecks | None = None,
+        note_work: Callable[[tuple[int, ...]], None] | None = None,
+    ) -> None:
         self.socket = FakeSocket()
         self.client_lives = True
         tokenizer = ByteTokenizer()
@@ -105,7 +111,14 @@ class Bench:
         )
         held = None if checks is None else HeldOutputs(checks)
         self.leader = Leader(
-            self.socket, builder, tokenizer, limits, lambda: self.client_lives, eos_token_ids=[EOS], held=held
+            self.socket,
+            builder,
+            tokenizer,
+            limits,
+            lambda: self.client_lives,
+            eos_token_ids=[EOS],
+            held=held,
+            note_work=note_work,
         )
         self.scheduler = Scheduler(SchedulerLimits(64, 100_000, 1_000_000, 1), [EOS])
         self.scripts: dict[int, list[int]] = {}

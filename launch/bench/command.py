@@ -5,8 +5,8 @@ from __future__ import annotations
 from launch.bench.decode import run_bench_decode
 from launch.bench.serve import become_load_generator
 from launch.checks import check_engine, check_json_file
+from launch.commands import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, BenchServeCommand
 from launch.node.rank_processes import run_to_the_end
-from launch.options import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, BenchServeCommand
 
 BenchCommand = BenchSamplerCommand | BenchDecodeCommand | BenchInvariantCommand | BenchServeCommand
 

@@ -16,10 +16,10 @@ from launch.bench.decode_report import DecodeCase, DecodeFigures, DecodeReport
 from launch.bench.output import publish
 from launch.checks import check_engine
 from launch.cli.parse import UsageError
+from launch.commands import BenchDecodeCommand
 from launch.exit_codes import ExitCode
 from launch.front.engine_process import EngineProcess, start_or_attach, wait_until_ready
 from launch.node.rank_processes import threads_per_rank
-from launch.options import BenchDecodeCommand
 from runtime.checkpoint_layout import EMBEDDING, required_tensors
 from runtime.messages import EngineReady, Finished, Rejected, Submit, TokenDelta
 from runtime.model_config import ModelConfig

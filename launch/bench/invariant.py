@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.bench.output import publish
+from launch.commands import BenchInvariantCommand
 from launch.environment import RankEnvironment
-from launch.options import BenchInvariantCommand
 from launch.rank.compute_choice import agreed_compute
 from launch.rank.invariant_start import agreed_invariant
 from launch.rank.start import StartedRank, bring_up

@@ -16,8 +16,8 @@ from launch.bench.cases import BenchCase, chosen
 from launch.bench.logits import flat_logits, recorded_logits
 from launch.bench.output import publish
 from launch.bench.sampler_report import BenchReport, CaseReport, Timing, Traffic, added
+from launch.commands import BenchSamplerCommand
 from launch.environment import RankEnvironment
-from launch.options import BenchSamplerCommand
 from launch.rank.start import bring_up
 from sampler.batch import SamplingBatchInfo
 from sampler.params import RowSampling, SamplingParams

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from launch.cli.parse import UsageError
+from launch.commands import BenchServeCommand
 from launch.environment import with_import_path
 from launch.node.this_process import become
-from launch.options import BenchServeCommand
 from launch.serve.keys import read_keys
 
 

@@ -18,10 +18,10 @@ from launch.bench.serve_load import LoadClient, StreamError
 from launch.bench.serve_report import ServeReport
 from launch.bench.serve_workload import digest_of, load_requests
 from launch.cli.parse import UsageError, parse_command
+from launch.commands import BenchServeCommand
 from launch.exit_codes import ExitCode
 from launch.front.exit import exit_code_of
 from launch.node.rank_processes import raise_on_signals
-from launch.options import BenchServeCommand
 from launch.serve.keys import read_keys
 
 

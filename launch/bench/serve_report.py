@@ -12,7 +12,7 @@ from rich.table import Table
 
 from launch.bench.serve_load import Reply
 from launch.bench.spread import Spread
-from launch.options import BenchServeCommand
+from launch.commands import BenchServeCommand
 
 
 class LoadFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from launch.options import BenchServeCommand
+from launch.commands import BenchServeCommand
 
 _PREFIXES: Final = 4
 _SCHEMAS: Final = 4

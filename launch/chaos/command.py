@@ -8,8 +8,8 @@ from launch.chaos.engine.command import run_engine_chaos
 from launch.chaos.error import ChaosError
 from launch.chaos.script.command import run_script_chaos
 from launch.checks import check_json_file
+from launch.commands import ChaosCommand
 from launch.exit_codes import ExitCode
-from launch.options import ChaosCommand
 
 
 def run_chaos(command: ChaosCommand) -> ExitCode:

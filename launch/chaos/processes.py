@@ -38,11 +38,13 @@ def end_processes(folder: Path, within_s: float = 5.0) -> list[str]:
     """Kills what is left of a cell; returns the names of what there was."""
     left: dict[int, str] = {}
     deadline_s = time.monotonic() + within_s
-    while (alive := marked_processes(folder)) and time.monotonic() < deadline_s:
+    while alive := marked_processes(folder):
         left |= alive
         for pid in alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if time.monotonic() >= deadline_s:
+            break
         time.sleep(_POLL_S)
     return sorted(left.values())
 

@@ -7,9 +7,9 @@ import sys
 from typing import NoReturn
 
 from launch.checks import check_files
+from launch.commands import CheckGrammarCommand
 from launch.environment import with_import_path
 from launch.node.this_process import become
-from launch.options import CheckGrammarCommand
 from runtime.checkpoint import open_checkpoint
 
 

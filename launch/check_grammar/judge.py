@@ -13,7 +13,7 @@ from grammar_sync.spec import GrammarSpec
 from grammar_sync.vetting.messages import Refused, Setup, VettingLimits
 from grammar_sync.vetting.service import VettingService
 from grammar_sync.vocabulary import GrammarVocabulary
-from launch.options import CheckGrammarCommand
+from launch.commands import CheckGrammarCommand
 from launch.rank.grammar_compiler import GrammarProcessStarter, RunningProcess
 
 

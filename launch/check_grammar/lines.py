@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS, GrammarError, GrammarSpec, parse_grammar
+from launch.commands import CheckGrammarCommand
 from launch.line_error import LineError
-from launch.options import CheckGrammarCommand
 from launch.request_file import InputLine, read_lines
 from runtime.messages import ErrorInfo
 from sampler.shown_value import shown

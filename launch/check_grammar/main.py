@@ -24,9 +24,9 @@ from launch.check_grammar.judge import CompileProcess, GrammarJudge
 from launch.check_grammar.lines import GrammarLine, read_grammars
 from launch.check_grammar.report import GrammarRecord, TextRecord, Totals, json_line, print_report
 from launch.cli.parse import UsageError, parse_command
+from launch.commands import CheckGrammarCommand
 from launch.front.exit import exit_code_of
 from launch.node.rank_processes import raise_on_signals
-from launch.options import CheckGrammarCommand
 from launch.output_file import open_output, writes_text
 from runtime.assembly import VocabularyMismatchError, grammar_vocabulary
 from runtime.chat_template import ChatTemplateError

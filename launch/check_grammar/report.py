@@ -13,8 +13,8 @@ from rich.markup import escape
 from grammar_sync.engines.prepared import Finding
 from grammar_sync.text_check import StartTokens, TextVerdict
 from launch.check_grammar.lines import GrammarLine
+from launch.commands import CheckGrammarCommand
 from launch.exit_codes import ExitCode
-from launch.options import CheckGrammarCommand
 from runtime.messages import ErrorInfo
 
 _SHOWN_TEXT = 60

@@ -11,17 +11,11 @@ from msgspec import structs
 from typer import BadParameter
 
 from launch.bench.cases import CASES
-from launch.cli.engine import counts, engine_options, seconds
+from launch.cli.engine import counts, engine_options
 from launch.cli.groups import EngineGroup, GeneratingGroup, spread
 from launch.cli.types import JsonFile
-from launch.options import (
-    BenchDecodeCommand,
-    BenchInvariantCommand,
-    BenchSamplerCommand,
-    BenchServeCommand,
-    Command,
-    RankOptions,
-)
+from launch.commands import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, BenchServeCommand, Command
+from launch.options import LONGEST_S, RankOptions
 
 app = typer.Typer(
     help="Measures a part of Lockstep, or a server, against others and the hardware's floor.", no_args_is_help=True
@@ -139,7 +133,12 @@ def serve(
     requests: Annotated[int, typer.Option(min=1, help="How many to send.")] = 64,
     rate: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Requests a second, coming as a Poisson process.", show_default="a closed loop"),
+        typer.Option(
+            min=0.001,
+            max=LONGEST_S,
+            help="Requests a second, coming as a Poisson process.",
+            show_default="a closed loop",
+        ),
     ] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests under way at once, in a closed loop.", show_default="8")
@@ -153,9 +152,13 @@ def serve(
         bool, typer.Option("--ignore-eos", help="Have plain requests go on to --max-tokens; few servers know it.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the requests, and of when they come.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 120.0,
-    ttft_goal: Annotated[float, typer.Option(min=0, help="A good request has its first token in so many seconds.")] = 2,
-    tpot_goal: Annotated[float, typer.Option(min=0, help="And one every so many seconds, in the mean.")] = 0.2,
+    timeout: Annotated[float, typer.Option(min=0.001, max=LONGEST_S, help="Seconds that a request may take.")] = 120.0,
+    ttft_goal: Annotated[
+        float, typer.Option(min=0, max=LONGEST_S, help="A good request has its first token in so many seconds.")
+    ] = 2,
+    tpot_goal: Annotated[
+        float, typer.Option(min=0, max=LONGEST_S, help="And one every so many seconds, in the mean.")
+    ] = 0.2,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the key.", show_default="LOCKSTEP_API_KEY, else none is sent")
     ] = None,
@@ -168,7 +171,7 @@ def serve(
         url=_web_address(url),
         model=model,
         requests=requests,
-        rate=None if rate is None else seconds("--rate", rate),
+        rate=rate,
         concurrency=(concurrency or _CONCURRENCY) if rate is None else None,
         constrained=constrained,
         prefixed=prefixed,
@@ -177,9 +180,9 @@ def serve(
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
         seed=seed,
-        timeout_s=seconds("--timeout", timeout),
-        ttft_goal_s=seconds("--ttft-goal", ttft_goal),
-        tpot_goal_s=seconds("--tpot-goal", tpot_goal),
+        timeout_s=timeout,
+        ttft_goal_s=ttft_goal,
+        tpot_goal_s=tpot_goal,
         api_key_file=api_key_file,
         json_file=json_file,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,11 +13,12 @@ from typer import BadParameter
 
 from launch.cli.groups import spread
 from launch.cli.types import JsonFile
-from launch.options import ChaosCommand, Command
+from launch.commands import ChaosCommand, Command
 
 _ENGINE = "Lockstep's own engine"
 _SCRIPT = "A script of your own"
 _CELLS = "Which cells"
+_RANKS = _TP = _PP = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,9 @@ class ScriptGroup:
             rich_help_panel=_SCRIPT,
         ),
     ] = None
-    ranks: Annotated[int, typer.Option(min=2, max=64, help="Its ranks.", rich_help_panel=_SCRIPT)] = 2
+    ranks: Annotated[
+        int | None, typer.Option(min=2, max=64, help="Its ranks.", show_default="2", rich_help_panel=_SCRIPT)
+    ] = None
     nccl_shim: Annotated[
         bool,
         typer.Option(
@@ -53,8 +57,13 @@ class TargetGroup:
             help="Hugging Face folder or GGUF file.", show_default="a tiny random one", rich_help_panel=_ENGINE
         ),
     ] = None
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a stage.", rich_help_panel=_ENGINE)] = 2
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.", rich_help_panel=_ENGINE)] = 2
+    tp: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tensor-parallel ranks of a stage.", show_default="2", rich_help_panel=_ENGINE),
+    ] = None
+    pp: Annotated[
+        int | None, typer.Option(min=1, help="Pipeline stages.", show_default="2", rich_help_panel=_ENGINE)
+    ] = None
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -131,13 +140,16 @@ def chaos(
     """
     if program.script is not None and not re.fullmatch(r"[\w.]+:\w+", program.script):
         raise BadParameter(f"--script is {program.script!r}: module:function is needed")
+    _refuse_foreign(program, target)
+    if cells.list_only:
+        _refuse_given({"--json": json_file, "--plot": target.plot}, "--list runs no cell, so there is nothing to write")
     return ChaosCommand(
         script=program.script,
-        ranks=program.ranks,
+        ranks=program.ranks or _RANKS,
         nccl_shim=program.nccl_shim,
         model=target.model,
-        tp=target.tp,
-        pp=target.pp,
+        tp=target.tp or _TP,
+        pp=target.pp or _PP,
         jobs=target.jobs,
         matrix=cells.matrix,
         only=tuple(cells.only or ()),
@@ -150,3 +162,19 @@ def chaos(
         json_file=json_file,
         plot_file=target.plot,
     )
+
+
+def _refuse_foreign(program: ScriptGroup, target: TargetGroup) -> None:
+    """Refuses options of an engine for a script, and of a script for an engine: they would say nothing."""
+    if program.script is not None:
+        of_engine = {f"--{name}": value for name, value in asdict(target).items()}
+        _refuse_given(of_engine, "it is for Lockstep's engine, and --script names a program instead")
+    else:
+        of_script = {"--ranks": program.ranks, "--nccl-shim": program.nccl_shim or None}
+        _refuse_given(of_script, "it is for a program of your own, and no --script names one")
+
+
+def _refuse_given(options: Mapping[str, object], why: str) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise BadParameter(f"{option} is given: {why}")

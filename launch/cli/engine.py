@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from typer import BadParameter
 
 from launch.cli.groups import EngineGroup, GeneratingGroup
@@ -36,13 +34,13 @@ def engine_options(engine: EngineGroup, generating: GeneratingGroup) -> EngineOp
         prefix_cache=engine.prefix_cache,
         threads_per_rank=engine.threads_per_rank,
         trace=engine.trace,
-        group_timeout_s=seconds("--group-timeout", generating.group_timeout),
-        start_timeout_s=seconds("--start-timeout", generating.start_timeout),
+        group_timeout_s=generating.group_timeout,
+        start_timeout_s=generating.start_timeout,
         max_recoveries=generating.max_recoveries,
-        recovery_window_s=seconds("--recovery-window", generating.recovery_window),
-        stall_timeout_s=seconds("--stall-timeout", generating.stall_timeout),
+        recovery_window_s=generating.recovery_window,
+        stall_timeout_s=generating.stall_timeout,
         fault_report=generating.fault_report,
-        grammar_timeout_s=seconds("--grammar-timeout", generating.grammar_timeout),
+        grammar_timeout_s=generating.grammar_timeout,
         grammar_backend=generating.grammar_backend,
         grammar_memory_bytes=generating.grammar_memory_bytes,
         grammar_cache_bytes=generating.grammar_cache_bytes,
@@ -54,17 +52,6 @@ def engine_options(engine: EngineGroup, generating: GeneratingGroup) -> EngineOp
         audit=generating.audit,
         audit_every=generating.audit_every,
     )
-
-
-def seconds(option: str, value: float) -> float:
-    """Returns an option's seconds.
-
-    Raises:
-        BadParameter: They are not finite.
-    """
-    if not math.isfinite(value):
-        raise BadParameter(f"{option} is {value}: a finite number of seconds is needed")
-    return value
 
 
 def counts(option: str, text: str, what: str) -> tuple[int, ...]:

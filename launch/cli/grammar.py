@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -13,8 +12,8 @@ from grammar_sync.json_text import parse_json
 from grammar_sync.spec import GrammarError, parse_grammar
 from launch.cli import types
 from launch.cli.groups import GrammarGroup, GrammarOptionGroup, given_fields, spread
+from launch.commands import CheckGrammarCommand, Command, FailOn, OutputFormat
 from launch.default_model import default_model
-from launch.options import CheckGrammarCommand, Command, FailOn, OutputFormat
 
 
 @spread
@@ -54,8 +53,6 @@ def check_grammar(
         raise BadParameter("give one grammar, or --input FILE (- for stdin)", param_hint="the grammar")
     if text and input_file is not None:
         raise BadParameter("texts for grammars of --input stand in its lines", param_hint="--text")
-    if not math.isfinite(grammar_timeout):
-        raise BadParameter(f"{grammar_timeout}: a finite number of seconds is needed", param_hint="--grammar-timeout")
     return CheckGrammarCommand(
         model=model if model is not None else default_model(),
         input_file=input_file,

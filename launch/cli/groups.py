@@ -9,7 +9,7 @@ from functools import update_wrapper
 from typing import Any, get_type_hints
 
 from launch.cli import types
-from launch.options import Command
+from launch.commands import Command
 
 
 @dataclass(frozen=True, kw_only=True)

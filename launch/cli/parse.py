@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 
 from launch.cli import bench, chaos, types
 from launch.cli import grammar as grammar_cli
-from launch.cli.engine import engine_options, seconds
+from launch.cli.engine import engine_options
 from launch.cli.errors import worded
 from launch.cli.groups import (
     EngineGroup,
@@ -27,24 +27,21 @@ from launch.cli.groups import (
     given_fields,
     spread,
 )
-from launch.exit_codes import ExitCode
-from launch.options import (
+from launch.commands import (
     Command,
     DoctorCommand,
-    EngineOptions,
     GenerateCommand,
-    HttpOptions,
-    NodeOptions,
     OutputFormat,
     RankCommand,
-    RankOptions,
     SampleCommand,
     ServeCommand,
     TraceSummaryCommand,
 )
+from launch.exit_codes import ExitCode
+from launch.options import EngineOptions, HttpOptions, NodeOptions, RankOptions
 from sampler.params import MAX_LOGPROBS
 
-_NAMES = frozenset({"served_model_name", "host", "rdzv_endpoint", "rdzv_id"})
+_NAMES = frozenset({"served_model_name", "host", "rdzv_endpoint", "rdzv_id", "input_file", "script", "model"})
 """Options that are texts and need one that is not empty, as those do that are paths."""
 
 MAX_DRAWS = 10**12
@@ -142,8 +139,7 @@ def serve(
     """
     options = engine_options(engine, generating)
     given = asdict(http)
-    health_timeout_s = seconds("--health-timeout", given.pop("health_timeout"))
-    journal_keep_s = seconds("--journal-keep", given.pop("journal_keep"))
+    health_timeout_s, journal_keep_s = given.pop("health_timeout"), given.pop("journal_keep")
     return ServeCommand(
         engine=options,
         nodes=_nodes(options, nodes),

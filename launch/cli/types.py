@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from grammar_sync.spec import DEFAULT_MAX_WHITESPACE
+from launch.options import LONGEST_KEPT_S, LONGEST_S
 
 _ENGINE = "Engine"
 _HTTP = "HTTP"
@@ -86,10 +87,11 @@ PrefixCache = Annotated[
     ),
 ]
 GroupTimeout = Annotated[
-    float, typer.Option(min=1, help="Seconds until a collective or message fails.", rich_help_panel=_ENGINE)
+    float,
+    typer.Option(min=1, max=LONGEST_S, help="Seconds until a collective or message fails.", rich_help_panel=_ENGINE),
 ]
 StartTimeout = Annotated[
-    float, typer.Option(min=1, help="Seconds until all ranks must be up.", rich_help_panel=_ENGINE)
+    float, typer.Option(min=1, max=LONGEST_S, help="Seconds until all ranks must be up.", rich_help_panel=_ENGINE)
 ]
 MaxRecoveries = Annotated[
     int,
@@ -100,11 +102,16 @@ MaxRecoveries = Annotated[
     ),
 ]
 RecoveryWindow = Annotated[
-    float, typer.Option(min=1, help="Seconds in which --max-recoveries counts.", rich_help_panel=_ENGINE)
+    float, typer.Option(min=1, max=LONGEST_S, help="Seconds in which --max-recoveries counts.", rich_help_panel=_ENGINE)
 ]
 StallTimeout = Annotated[
     float,
-    typer.Option(min=0.2, help="Seconds that a rank that decodes may give no sign of life.", rich_help_panel=_ENGINE),
+    typer.Option(
+        min=0.2,
+        max=LONGEST_S,
+        help="Seconds that a rank that decodes may give no sign of life.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 FaultReportFile = Annotated[
     Path | None,
@@ -115,7 +122,8 @@ FaultReportFile = Annotated[
     ),
 ]
 GrammarTimeout = Annotated[
-    float, typer.Option(min=0.1, help="Seconds of CPU a grammar may take to compile.", rich_help_panel=_ENGINE)
+    float,
+    typer.Option(min=0.1, max=LONGEST_S, help="Seconds of CPU a grammar may take to compile.", rich_help_panel=_ENGINE),
 ]
 GrammarBackendChoice = Annotated[
     Literal["auto", "xgrammar", "llguidance"],
@@ -228,7 +236,10 @@ JournalFolder = Annotated[
     ),
 ]
 JournalKeep = Annotated[
-    float, typer.Option(min=1, help="Seconds that an answer is kept in the journal.", rich_help_panel=_HTTP)
+    float,
+    typer.Option(
+        min=1, max=LONGEST_KEPT_S, help="Seconds that an answer is kept in the journal.", rich_help_panel=_HTTP
+    ),
 ]
 JournalBytes = Annotated[
     int, typer.Option(min=1 << 20, help="Bytes kept in the journal; old answers go.", rich_help_panel=_HTTP)
@@ -239,7 +250,10 @@ StreamBuffer = Annotated[
 HealthTimeout = Annotated[
     float,
     typer.Option(
-        min=1, help="Seconds that a rank may be silent, or in one step, before /health says no.", rich_help_panel=_HTTP
+        min=1,
+        max=LONGEST_S,
+        help="Seconds that a rank may be silent, or in one step, before /health says no.",
+        rich_help_panel=_HTTP,
     ),
 ]
 

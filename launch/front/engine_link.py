@@ -6,7 +6,6 @@ then told of every request under way, and how far it came.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from launch.front.engine_process import EngineProcess
 from launch.front.metrics import EngineMetrics
 from launch.front.open_requests import OpenRequests, RequestStart
 from launch.node.rank_fault import FaultReport
+from launch.node.rank_processes import RanksFailedError
 from runtime.client_socket import ClientSocketError
 from runtime.engine_statistics import EngineStatistics
 from runtime.messages import Abort, ClientMessage, EngineMessage, EngineReady, RequestMessage, Submit
@@ -48,11 +48,6 @@ class Recovery:
         return f"{self.cause}; recovered in {self.seconds:.2f} s, {went_on}"
 
 
-def print_line(line: str) -> None:
-    """Prints a line to stderr, as this program's."""
-    print(f"lockstep: {line}", file=sys.stderr, flush=True)
-
-
 class EngineLink:
     """Sends requests to an engine that is ready and hears of them, over all epochs of its ranks.
 
@@ -80,9 +75,7 @@ class EngineLink:
         self._open = OpenRequests()
         self._refusals: list[RequestMessage] = []
         self._lost_s: float | None = None
-        self.faults: deque[FaultReport] = deque(engine.faults(), maxlen=_FAULTS_KEPT)
-        for report in self.faults:
-            tell(f"{report.sentence()}; the ranks were started anew")
+        self.faults: deque[FaultReport] = deque(engine.faults_at_start, maxlen=_FAULTS_KEPT)
 
     @property
     def is_recovering(self) -> bool:
@@ -105,8 +98,19 @@ class EngineLink:
             self._send([Abort(one) for one in known])
 
     def check(self) -> None:
-        """Returns if the ranks live, or others will; raises RanksFailedError otherwise."""
-        self._engine.check()
+        """Returns if the ranks live, or others will; raises RanksFailedError otherwise.
+
+        Faults that were survived, and of which no new leader came to tell, are told first.
+        """
+        try:
+            self._engine.check()
+        except RanksFailedError:
+            reports = self._engine.faults()
+            self.faults += reports
+            for report in reports:
+                if report.recovers:
+                    self._tell(f"{report.sentence()}; the ranks were started anew, and failed again")
+            raise
 
     def receive(self, timeout_s: float) -> list[EngineMessage]:
         """Returns what is new, after waiting up to ``timeout_s`` for it; the word of a new leader is among it."""

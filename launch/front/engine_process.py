@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -29,10 +31,12 @@ class EngineProcess(Protocol):
     Attributes:
         socket: Where to send requests and receive tokens.
         is_ready: Whether the leader said that all ranks are up.
+        faults_at_start: The reports on faults that came before.
     """
 
     socket: FrontSocket
     is_ready: bool
+    faults_at_start: list[FaultReport]
 
     def check(self) -> None:
         """Returns if the ranks live; raises RanksFailedError otherwise."""
@@ -62,6 +66,7 @@ class StartedEngine:
             self._folder.remove()
             raise
         self.is_ready = False
+        self.faults_at_start: list[FaultReport] = []
         self._told_faults = 0
 
     def check(self) -> None:
@@ -111,6 +116,7 @@ class AttachedEngine:
         self._folder = RunFolder(Path(endpoint.removeprefix("ipc://")).parent)
         self.socket = FrontSocket(endpoint)
         self.is_ready = False
+        self.faults_at_start: list[FaultReport] = []
         self._leader_pid = os.getppid()
 
     def check(self) -> None:
@@ -163,8 +169,18 @@ def start_or_attach(options: EngineOptions, argv: list[str], front_endpoint: str
     return StartedEngine(options, argv) if front_endpoint is None else AttachedEngine(options, front_endpoint)
 
 
-def wait_until_ready(engine: EngineProcess, timeout_s: float) -> EngineReady:
-    """Returns the leader's first message.
+def print_line(line: str) -> None:
+    """Prints a line to stderr, as this program's."""
+    print(f"lockstep: {line}", file=sys.stderr, flush=True)
+
+
+def wait_until_ready(engine: EngineProcess, timeout_s: float, tell: Callable[[str], None] = print_line) -> EngineReady:
+    """Returns the leader's first message; ranks that fail meanwhile, and are started anew, are told of at once.
+
+    Args:
+        engine: The engine; reports on such faults are left in its ``faults_at_start``.
+        timeout_s: How long all of it may take.
+        tell: Takes a line for each fault.
 
     Raises:
         RanksFailedError: A rank died, or the ranks were not ready in ``timeout_s``.
@@ -174,6 +190,16 @@ def wait_until_ready(engine: EngineProcess, timeout_s: float) -> EngineReady:
         for message in engine.socket.receive(_POLL_S):
             if isinstance(message, EngineReady):
                 engine.is_ready = True
+                _take_faults(engine, tell)
                 return message
+        _take_faults(engine, tell)
         engine.check()
     raise RanksFailedError(f"the ranks were not ready in {timeout_s:g} s", ExitCode.START_FAILED)
+
+
+def _take_faults(engine: EngineProcess, tell: Callable[[str], None]) -> None:
+    """Tells of faults of ranks that are not ready yet; the one that ends the run is told by whoever ends."""
+    for report in engine.faults():
+        engine.faults_at_start.append(report)
+        if report.recovers:
+            tell(f"{report.sentence()}; the ranks are started anew")

@@ -14,13 +14,7 @@ from launch.chaos.command import run_chaos
 from launch.chaos.error import ChaosError
 from launch.check_grammar.command import become_checker
 from launch.cli.parse import UsageError, parse_command
-from launch.doctor import run_doctor
-from launch.environment import FRONT_ENDPOINT
-from launch.front.exit import exit_code_of
-from launch.generate import run_generate
-from launch.node.parent_death import die_with_parent
-from launch.node.rank_processes import raise_on_signals
-from launch.options import (
+from launch.commands import (
     BenchDecodeCommand,
     BenchInvariantCommand,
     BenchSamplerCommand,
@@ -34,6 +28,12 @@ from launch.options import (
     ServeCommand,
     TraceSummaryCommand,
 )
+from launch.doctor import run_doctor
+from launch.environment import FRONT_ENDPOINT
+from launch.front.exit import exit_code_of
+from launch.generate import run_generate
+from launch.node.parent_death import die_with_parent
+from launch.node.rank_processes import raise_on_signals
 from launch.sample.command import run_sample
 from launch.serve.start import become_server
 from launch.trace.summary import print_summary

@@ -86,9 +86,6 @@ class _Open:
     prompt_tokens: int = 0
     is_prompt_told: bool = False
     is_aborted: bool = False
-    is_answered: bool = False
-    """Whether the ranks that it was last sent to said anything of it."""
-
     tokens_before: list[int] = field(default_factory=list)
     """Of each choice, as it was last sent."""
 
@@ -148,14 +145,11 @@ class OpenRequests:
         """
         sent = [request_id for request_id in self._open if request_id not in self._unsent]
         aborted = [request_id for request_id in sent if self._open[request_id].is_aborted]
-        blamed = self._quarantine.fault(
-            [one for one in sent if one in at_work or (not self._open[one].is_answered and one not in aborted)]
-        )
+        blamed = self._quarantine.fault([one for one in sent if one in at_work])
         for request_id in aborted:
             self._drop(request_id)
         ended = [] if blamed is None or blamed not in self._open else list(self._end_blamed(blamed, cause))
         for request in self._open.values():
-            request.is_answered = False
             request.tokens_before = [len(choice.token_ids) for choice in request.choices]
         self._unsent = dict.fromkeys(self._open)
         due = self.due()
@@ -170,7 +164,6 @@ class OpenRequests:
         request = self._open.get(message.request_id)
         if request is None:
             return []
-        request.is_answered = True
         match message:
             case Accepted():
                 news = self._accepted(request, message)

@@ -39,7 +39,8 @@ class Quarantine:
         """Takes note that ranks were lost; returns the request that is to blame, if it is known.
 
         Args:
-            at_work: The requests that they worked at, or had not answered, in the order in which they came.
+            at_work: The requests that they worked at, in the order in which they came. One that they had not begun
+                with is none of them: what befell them then was not its doing, though it be tried by itself.
         """
         trial, self.trial = self.trial, None
         if trial is not None and list(at_work) == [trial]:

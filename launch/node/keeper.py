@@ -302,17 +302,20 @@ class RankKeeper:
             return "the ranks had not come up"
         if not self._budget.spend(self._clock()):
             limit, window_s = self._settings.max_recoveries, self._settings.window_s
-            return f"more than {limit} faults in {window_s:g} s" if limit else "--max-recoveries is 0"
+            plural = "" if limit == 1 else "s"
+            return f"more than {limit} fault{plural} in {window_s:g} s" if limit else "--max-recoveries is 0"
         return ""
 
     def _leave_last_words(self, report: FaultReport) -> None:
         """Leaves the cause where the front side looks for it when the ranks are gone."""
         for fault in report.culprits:
             code = fault.exit_code if fault.exit_code is not None and fault.exit_code != 0 else ExitCode.RANK_FAILED
+            message = fault.message
             if self._settings.max_recoveries and report.why_not.startswith("more than"):
                 code = ExitCode.RECOVERIES_EXHAUSTED
+                message += f"; {report.why_not}: --max-recoveries and --recovery-window allow no more"
             phase = "start" if fault.phase in _STARTING else "run"
             self._folder.write_report(
-                RankReport(fault.rank, fault.stage, fault.tp_rank, phase, fault.kind, fault.message, False, code),
+                RankReport(fault.rank, fault.stage, fault.tp_rank, phase, fault.kind, message, False, code),
                 replaces=True,
             )

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -45,6 +45,10 @@ class Interrupted(KeyboardInterrupt):
 
 class Terminated(BaseException):
     """SIGTERM came."""
+
+
+SIGNALS: Final = (KeyboardInterrupt, Terminated)
+"""What ends a process from outside."""
 
 
 class RankProcesses:

@@ -12,17 +12,13 @@ from grammar_sync.vocabulary import VocabularyError
 from launch.bench.invariant import BenchInvariantRank
 from launch.bench.sampler import BenchSamplerRank
 from launch.cli.parse import UsageError, parse_command
+from launch.commands import BenchInvariantCommand, BenchSamplerCommand, SampleCommand
 from launch.default_model import DefaultModelError
 from launch.environment import RankEnvironment, RankEnvironmentError
 from launch.exit_codes import ExitCode
 from launch.node.progress_record import ProgressRecord
 from launch.node.run_folder import RankReport, RunFolder
 from launch.node.this_process import name_process
-from launch.options import (
-    BenchInvariantCommand,
-    BenchSamplerCommand,
-    SampleCommand,
-)
 from launch.output_file import OutputError
 from launch.rank.engine_rank import Rank
 from launch.rank.preparation import EngineCommand, PreparedEngine

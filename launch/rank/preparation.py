@@ -9,7 +9,8 @@ from grammar_sync.engines.factory import make_backend
 from grammar_sync.reasoning import ReasoningVocabulary
 from grammar_sync.vetting.warm_backend import WarmBackend, warm_up
 from grammar_sync.vocabulary import GrammarVocabulary
-from launch.options import BenchDecodeCommand, EngineOptions, GenerateCommand, RankCommand, ServeCommand
+from launch.commands import BenchDecodeCommand, GenerateCommand, RankCommand, ServeCommand
+from launch.options import EngineOptions
 from runtime.assembly import grammar_vocabulary
 from runtime.checkpoint import Checkpoint, open_checkpoint
 from runtime.model_config import ModelConfig

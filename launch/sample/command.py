@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from launch.checks import check_files
 from launch.cli.parse import UsageError
+from launch.commands import SampleCommand
 from launch.exit_codes import ExitCode
 from launch.node.rank_processes import run_to_the_end
-from launch.options import SampleCommand
 from launch.progress import show_cursor
 
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from rich.progress import Progress, TaskID
 
+from launch.commands import SampleCommand
 from launch.environment import RankEnvironment
 from launch.exit_codes import ExitCode
 from launch.line_error import LineError
-from launch.options import SampleCommand
 from launch.output_file import open_output
 from launch.progress import progress_bar
 from launch.rank.start import bring_up

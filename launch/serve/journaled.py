@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from grammar_sync.json_text import parse_json
-from launch.front.engine_link import print_line
+from launch.front.engine_process import print_line
 from launch.serve.errors import ENGINE_ERRORS, HttpError, http_error
 from launch.serve.fields import read_body
 from launch.serve.generation import CLIENT_LEFT, unless_client_leaves

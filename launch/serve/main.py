@@ -12,11 +12,11 @@ import sys
 from functools import partial
 
 from launch.cli.parse import UsageError, parse_command
+from launch.commands import ServeCommand
 from launch.environment import FRONT_ENDPOINT
 from launch.front.exit import exit_code_of
 from launch.node.parent_death import die_with_parent
 from launch.node.rank_processes import raise_on_signals
-from launch.options import ServeCommand
 from launch.serve.server import run_serve
 
 

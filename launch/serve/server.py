@@ -14,14 +14,14 @@ from typing import Final
 import uvicorn
 
 from launch.cli.parse import UsageError
+from launch.commands import ServeCommand
 from launch.environment import API_KEY
 from launch.exit_codes import ExitCode
 from launch.front.engine_client import EngineClient
-from launch.front.engine_link import print_line
-from launch.front.engine_process import EngineProcess, start_or_attach, wait_until_ready
+from launch.front.engine_process import EngineProcess, print_line, start_or_attach, wait_until_ready
 from launch.front.metrics import EngineMetrics
 from launch.node.rank_processes import RanksFailedError
-from launch.options import HttpOptions, ServeCommand
+from launch.options import HttpOptions
 from launch.serve.app import create_app
 from launch.serve.journal import Journal
 from launch.serve.journal_file import JournalError

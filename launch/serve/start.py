@@ -7,10 +7,10 @@ import sys
 from typing import NoReturn
 
 from launch.checks import check_engine
+from launch.commands import ServeCommand
 from launch.environment import with_import_path
 from launch.node.rank_processes import replace_by_agent
 from launch.node.this_process import become
-from launch.options import ServeCommand
 from launch.serve.keys import read_keys
 
 

@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from launch.options import TraceSummaryCommand
+from launch.commands import TraceSummaryCommand
 from runtime.trace_part import TraceFileError
 
 _STEP = "step"

@@ -70,4 +70,4 @@ def test_the_next_ranks_are_as_the_first(engine: StartedEngine, folder: Path) ->
         assert {one.pid for one in after}.isdisjoint({one.pid for one in before})
         # Private: a write would stay in the process.
         assert [weight_mappings(one) for one in after] == [["rw-p"]] * 2
-    assert [report.epoch for report in engine.faults()] == [0, 1]
+    assert [report.epoch for report in engine.faults_at_start] == [0, 1]

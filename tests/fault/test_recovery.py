@@ -306,9 +306,12 @@ def test_more_faults_than_are_survived_end_the_run(model: Path, tmp_path: Path) 
         started.check_nothing_left()
     assert outcome.returncode == ExitCode.RECOVERIES_EXHAUSTED
     assert outcome.message.startswith("lockstep: rank 0 (stage 0, tensor-parallel rank 0) failed at ")
-    assert outcome.message.endswith("killed by SIGKILL")
+    why = "more than 1 fault in 300 s: --max-recoveries and --recovery-window allow no more"
+    assert outcome.message.endswith(f"killed by SIGKILL; {why}")
+    told = [line for line in outcome.stderr.splitlines() if " failed " in line]
+    assert len(told) >= 2, "the fault that was survived is told too"
     reports = [msgspec.json.decode(line, type=FaultReport) for line in (tmp_path / "faults.jsonl").open("rb")]
     assert [(one.epoch, one.recovers, one.why_not) for one in reports] == [
         (0, True, ""),
-        (1, False, "more than 1 faults in 300 s"),
+        (1, False, "more than 1 fault in 300 s"),
     ]

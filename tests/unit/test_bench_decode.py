@@ -19,7 +19,7 @@ from launch.bench.decode_peer import require_transformers
 from launch.bench.decode_report import DecodeCase, DecodeFigures, DecodeReport
 from launch.bench.spread import Spread
 from launch.cli.parse import UsageError, parse_command
-from launch.options import BenchDecodeCommand
+from launch.commands import BenchDecodeCommand
 from runtime.checkpoint import open_checkpoint
 
 

@@ -16,8 +16,9 @@ from launch.bench.sampler import SamplerBench
 from launch.bench.sampler_peer import PeerRows, sample_argmax, sample_full_sort, sample_multinomial, sample_top_k
 from launch.bench.sampler_report import BenchReport, CaseReport, Timing, Traffic, added
 from launch.cli.parse import UsageError, parse_command
+from launch.commands import BenchSamplerCommand
 from launch.default_model import DefaultModelError
-from launch.options import BenchSamplerCommand, RankOptions
+from launch.options import RankOptions
 from sampler.batch import SamplingBatchInfo
 from sampler.params import RowSampling, SamplingParams
 from sampler.sampler import Sampler

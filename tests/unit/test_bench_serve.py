@@ -20,7 +20,7 @@ from launch.bench.serve_load import LoadClient, Reply, StreamError
 from launch.bench.serve_report import ServeReport, is_good, tpot_s
 from launch.bench.serve_workload import LoadRequest, digest_of, load_requests
 from launch.cli.parse import UsageError, parse_command
-from launch.options import BenchServeCommand
+from launch.commands import BenchServeCommand
 
 URL = "http://127.0.0.1:8000/v1"
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
@@ -285,7 +285,7 @@ def test_figures_when_nothing_succeeds() -> None:
         (["127.0.0.1:8000"], "URL is"),
         ([URL, "--rate", "1", "--concurrency", "2"], "--rate and --concurrency"),
         ([URL, "--constrained", "1.5"], "1.5"),
-        ([URL, "--rate", "inf"], "finite"),
+        ([URL, "--rate", "inf"], "from 0.001 to 1000000, not inf"),
         ([URL, "--requests", "0"], "0"),
     ],
 )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,8 +20,9 @@ from launch.chaos.engine.plan import REQUESTS, FrontPlan
 from launch.chaos.error import ChaosError
 from launch.chaos.processes import Leftovers
 from launch.chaos.record import Fired
+from launch.commands import ChaosCommand
 from launch.exit_codes import ExitCode
-from launch.options import ChaosCommand
+from launch.node.rank_processes import Terminated, raise_on_signals
 
 COMMAND = ChaosCommand(
     script=None,
@@ -43,8 +48,9 @@ COMMAND = ChaosCommand(
 class MadeUpRuns:
     """Runs that take no engine: ranks are killed and recover; the first of a repeat takes longest."""
 
-    def __init__(self, *, leaves: str = "", finish_reason: str | None = "length") -> None:
+    def __init__(self, *, leaves: str = "", finish_reason: str | None = "length", signal_at: str = "") -> None:
         self.leaves = leaves
+        self.signal_at = signal_at
         self.finish_reason = finish_reason
         self.most = 0
         self._now = 0
@@ -55,6 +61,10 @@ class MadeUpRuns:
             self._now += 1
             self.most = max(self.most, self._now)
         action = "none" if plan.scenario is None else plan.scenario.action
+        if plan.scenario is not None and action == self.signal_at:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
         time.sleep(0.2 if action == "kill" else 0.05)
         with self._lock:
             self._now -= 1
@@ -128,3 +138,35 @@ def test_what_broke_is_said_at_once_and_fails_the_command(
 def test_an_engine_that_fails_by_itself_is_put_to_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ChaosError, match="the engine fails without a fault: no word of why"):
         run_with(MadeUpRuns(finish_reason=None), monkeypatch, COMMAND)
+
+
+@pytest.mark.parametrize(("signal_at", "finished"), [("none", ["kill", "exit"]), ("kill", ["exit", "none"])])
+def test_a_signal_loses_no_cell_that_was_finished(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    signal_at: str,
+    finished: list[str],
+) -> None:
+    """Whoever ends it, as a scheduler does whose time is over, has what was run until then."""
+    command = msgspec.structs.replace(COMMAND, repeat=1, jobs=1, json_file=tmp_path / "a.json")
+    if signal_at == "kill":
+        # Two that come behind it are finished before it.
+        command = msgspec.structs.replace(command, jobs=2)
+    with terminated_by_signals(), pytest.raises(Terminated):
+        run_with(MadeUpRuns(signal_at=signal_at), monkeypatch, command)
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["is_cut"] is True
+    assert [cell["scenario"]["action"] for cell in document["cells"]] == finished
+    assert "the run was ended before all cells were run" in capsys.readouterr().out
+
+
+@contextmanager
+def terminated_by_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    raise_on_signals()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])

@@ -257,6 +257,18 @@ def test_a_slow_end() -> None:
     assert broken(judged(front=slow)) == {"L": "closing took 7.00 s, allowed 5.00 s"}
 
 
+def test_a_run_that_a_fault_ended_is_gone_in_time() -> None:
+    late = FAULT_S + 0.05 + 5.1
+    assert judged(scenario=END, front=ENDED).ended_s == pytest.approx(3.95), "counted from when it was noticed"
+    slow = judged(scenario=END, front=ENDED, gone_s=late)
+    assert broken(slow) == {"L": "the end took 5.10 s, allowed 5.00 s"}
+    assert broken(judged(scenario=END, front=ENDED, gone_s=late, load=1.1)) == {}
+    assert judged(gone_s=late).ended_s is None, "it recovered, and was asked once more"
+    signal = msgspec.structs.replace(END, action="sigterm", operation="none", victim="nobody")
+    asked = judged(scenario=signal, front=None, rank=None, exit_code=143, gone_s=late)
+    assert broken(asked) == {"L": "the end took 5.15 s, allowed 5.00 s"}
+
+
 def test_a_front_side_that_was_killed_may_leave_its_folder() -> None:
     scenario = msgspec.structs.replace(END, victim="front", operation="none")
     left = Leftovers(processes=[], files=["lockstep-x"], shared_memory=[])

@@ -9,7 +9,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.checks import check_command
 from launch.cli.parse import UsageError, parse_command
-from launch.options import GenerateCommand
+from launch.commands import GenerateCommand
 
 
 @pytest.fixture(scope="module")

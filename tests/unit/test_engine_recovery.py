@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from launch.exit_codes import ExitCode
 from launch.front.engine_client import EngineClient, EngineClosedError, RequestRefusedError
+from launch.front.engine_link import EngineLink
 from launch.front.engine_output import RequestOutput, gathered
+from launch.front.engine_process import wait_until_ready
 from launch.front.metrics import EngineMetrics
 from launch.node.rank_fault import FaultReport, RankFault
 from launch.node.rank_processes import RanksFailedError
@@ -55,6 +58,7 @@ class ScriptedEngine:
     is_ready: bool = True
     failure: RanksFailedError | None = None
     reports: list[FaultReport] = field(default_factory=list)
+    faults_at_start: list[FaultReport] = field(default_factory=list)
 
     def check(self) -> None:
         if self.failure is not None:
@@ -261,6 +265,45 @@ def test_ranks_that_are_gone_for_good_fail_what_waits(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_fault_whose_recovery_failed_is_told_when_the_ranks_are_gone(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with bench_in(tmp_path) as bench:
+            await bench.lose_leader()
+            last = msgspec.structs.replace(
+                fault_report(2), epoch=1, recovers=False, why_not="more than 1 fault in 300 s"
+            )
+            first = fault_report(1)
+            bench.engine.reports = [first, last]
+            bench.engine.failure = RanksFailedError("rank 2 failed too often", ExitCode.RECOVERIES_EXHAUSTED)
+            await asyncio.wait_for(bench.client.wait_for_failure(), LIMIT_S)
+            assert bench.told == [f"{first.sentence()}; the ranks were started anew, and failed again"]
+            assert [report.epoch for report in bench.client.faults] == [0, 1]
+
+    asyncio.run(run())
+
+
+def test_faults_of_the_first_start_are_told_before_any_rank_is_ready(tmp_path: Path) -> None:
+    socket = FrontSocket(f"ipc://{tmp_path / 'client'}")
+    early = fault_report(1)
+    engine, lines = ScriptedEngine(socket, is_ready=False, reports=[early]), list[str]()
+    with pytest.raises(RanksFailedError, match="were not ready"):
+        wait_until_ready(engine, 0.5, lines.append)
+    assert lines == [f"{early.sentence()}; the ranks are started anew"]
+    engine.reports = [msgspec.structs.replace(fault_report(2), recovers=False, why_not="it would fail again")]
+    engine.failure = RanksFailedError("rank 2 failed", ExitCode.START_FAILED)
+    with pytest.raises(RanksFailedError, match="rank 2 failed"):
+        wait_until_ready(engine, LIMIT_S, lines.append)
+    assert len(lines) == 1, "the last line tells of it"
+    engine.failure = None
+    leader = LeaderSocket(f"ipc://{tmp_path / 'client'}")
+    ready = EngineReady(1, 1, "float32", "cpu", 64, epoch=1)
+    leader.send([ready])
+    assert wait_until_ready(engine, LIMIT_S, lines.append) == ready
+    leader.close()
+    assert [one.culprits[0].rank for one in EngineLink(engine, ready, lines.append).faults] == [1, 2]
+    engine.stop()
+
+
 def test_closing_ends_what_waits_for_ranks(tmp_path: Path) -> None:
     async def run() -> None:
         async with bench_in(tmp_path) as bench:
@@ -303,9 +346,9 @@ def shown(output: RequestOutput) -> tuple[str, list[int], str]:
     return "".join(choice.text), choice.token_ids, choice.finished.finish_reason
 
 
-def fault_report() -> FaultReport:
+def fault_report(rank: int = 2) -> FaultReport:
     fault = RankFault(
-        rank=2,
+        rank=rank,
         stage=1,
         tp_rank=0,
         kind="killed",

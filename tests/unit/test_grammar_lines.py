@@ -13,7 +13,7 @@ from grammar_sync.spec import GrammarOptions, GrammarSpec
 from launch.check_grammar.lines import GrammarLine, read_grammars
 from launch.check_grammar.report import GrammarRecord, TextRecord, Totals
 from launch.cli.parse import UsageError, parse_command
-from launch.options import CheckGrammarCommand, FailOn
+from launch.commands import CheckGrammarCommand, FailOn
 from runtime.messages import ErrorInfo
 
 MODEL = Path("m")

@@ -244,12 +244,13 @@ def test_too_many_faults_end_the_run(node: ZygoteNode, tmp_path: Path) -> None:
         started.epoch(0)[0].kill()
         started.process(2, 1).kill()
         report = started.report(2)
-        assert (report.epoch, report.recovers, report.why_not) == (1, False, "more than 1 faults in 100 s")
+        assert (report.epoch, report.recovers, report.why_not) == (1, False, "more than 1 fault in 100 s")
         # As torchrun would end the others.
         assert started.supervisors[2].wait(SOON_S) == -signal.SIGKILL
         cause = started.folder.cause()
         assert cause is not None
-        assert (cause.rank, cause.message) == (2, "killed by SIGKILL")
+        why = "more than 1 fault in 100 s: --max-recoveries and --recovery-window allow no more"
+        assert (cause.rank, cause.message) == (2, f"killed by SIGKILL; {why}")
         assert cause.exit_code == ExitCode.RECOVERIES_EXHAUSTED
         started.end()
 

@@ -49,6 +49,22 @@ def test_a_request_from_submit_to_finish() -> None:
     bench.assert_nothing_left()
 
 
+def test_requests_are_noted_while_they_are_read_and_while_they_run() -> None:
+    noted: list[tuple[int, ...]] = []
+    bench = Bench(note_work=noted.append)
+    bench.submit(5, prompt="abc", max_tokens=2)
+    bench.leader.collect(Patience.LONG)
+    assert noted == [(5,), ()], "it was read, and nobody began with it"
+    bench.leader.working_at([0])
+    bench.submit(6, prompt="long" * 70_000)
+    bench.leader.collect(Patience.LONG)
+    assert noted[2:4] == [(5,), (6, 5)], "it is read beside the steps"
+    assert bench.socket.woken.wait(20)
+    bench.leader.collect(Patience.LONG)
+    bench.leader.working_at([0])
+    assert noted[4:] == [(5,)], "it was read"
+
+
 def test_a_token_is_told_as_soon_as_it_came() -> None:
     bench = Bench()
     bench.submit(0)

@@ -142,12 +142,25 @@ def test_those_that_only_waited_are_never_suspected() -> None:
     requests = OpenRequests()
     starts: list[RequestStart] = [Submit(number, str(number)) for number in range(20)]
     requests.add(starts)
-    asked = requests.due().messages
+    requests.due()
     for _ in range(SHARED_FAULTS):
-        for start in asked:
-            requests.take(Accepted(start.request_id, 1, SETTLED))
-        asked = requests.resubmission({0, 1}, "killed").messages
+        requests.resubmission({0, 1}, "killed")
     assert requests.suspects == 2
+
+
+def test_faults_before_ranks_begin_with_the_tried_one_are_not_its_doing() -> None:
+    requests = OpenRequests()
+    requests.add([Submit(number, str(number)) for number in range(3)])
+    requests.due()
+    for _ in range(SHARED_FAULTS):
+        requests.resubmission({0, 1}, "killed")
+    assert requests.suspects == 2
+    for _ in range(10):
+        # An operator kills rank after rank as soon as they are up.
+        messages, aborted, ended = requests.resubmission((), "killed")
+        assert [one.request_id for one in messages] == [0], "it is still the one that is tried"
+        assert (aborted, ended) == ([], [])
+    assert [one.request_id for one in requests.resubmission({0}, "killed").ended] == [0]
 
 
 def test_one_that_is_aborted_is_tried_no_more() -> None:

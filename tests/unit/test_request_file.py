@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.cli.parse import UsageError
-from launch.options import EngineOptions, GenerateCommand, NodeOptions
+from launch.commands import GenerateCommand
+from launch.options import EngineOptions, NodeOptions
 from launch.request_file import InputRequest, read_requests
 from runtime.messages import Submit
 

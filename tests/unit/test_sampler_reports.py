@@ -275,7 +275,12 @@ def test_a_bad_row_names_the_lowest_rank_that_saw_it(fields: dict[str, Any]) -> 
 def test_nobody_asked_costs_nothing() -> None:
     logits = torch.randn(2, 4096, generator=torch.Generator().manual_seed(8))
     sizes = {}
-    asked: dict[str, dict[str, Any]] = {"none": {}, "logprobs": {"logprobs": 5}, "support": {"return_support": True}}
+    asked: dict[str, dict[str, Any]] = {
+        "none": {},
+        "logprobs": {"logprobs": 5},
+        "own": {"logprobs": 0},
+        "support": {"return_support": True},
+    }
     for name, fields in asked.items():
         sampler = SlicedSampler(2, 4096)
         rows = [
@@ -286,8 +291,8 @@ def test_nobody_asked_costs_nothing() -> None:
         sizes[name] = sampler.payload_bytes
     assert len(sizes["none"]) == 2
     assert len(sizes["logprobs"]) == 3
-    assert len(sizes["support"]) == 4
-    assert sizes["support"][:2] == sizes["none"]
+    assert len(sizes["support"]) == 5
+    assert sizes["support"][:3] == sizes["own"], "its own logprob comes with it"
     # 64 block maxima and masses, 5 best ids, for one row; then one number.
     assert sizes["logprobs"][0][1] == sizes["none"][0][1] + 4 * (2 * 32 + 2 * 5)
     assert sizes["logprobs"][2][1] == 4

@@ -197,7 +197,13 @@ def test_unknown_fields_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "asked"),
-    [({}, False), ({"logprobs": 0}, True), ({"logprob_token_ids": [4]}, True), ({"prompt_logprobs": 3}, False)],
+    [
+        ({}, False),
+        ({"logprobs": 0}, True),
+        ({"logprob_token_ids": [4]}, True),
+        ({"prompt_logprobs": 3}, False),
+        ({"return_support": True}, True),
+    ],
 )
 def test_who_asks_for_logprobs(fields: dict[str, object], asked: bool) -> None:
     assert _parse(**fields).has_logprobs is asked

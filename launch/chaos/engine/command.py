@@ -5,31 +5,38 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rich.progress import Progress, TaskID
+
 from launch.bench.output import publish
 from launch.chaos.engine.judge import Bounds, judge
 from launch.chaos.engine.outcome import EngineOutcome, RequestEnd
 from launch.chaos.engine.plan import FrontPlan
-from launch.chaos.engine.report import CellReport, engine_report
+from launch.chaos.engine.report import CellReport, EngineReport, engine_report
 from launch.chaos.engine.run import run_engine
 from launch.chaos.engine.scenario import Scenario, engine_scenarios
 from launch.chaos.engine.tiny_model import write_tiny_model
 from launch.chaos.error import ChaosError
 from launch.chaos.names import print_names
+from launch.chaos.processes import end_processes
 from launch.checks import check_engine
 from launch.cli.parse import UsageError
+from launch.commands import ChaosCommand
 from launch.exit_codes import ExitCode
-from launch.options import ChaosCommand, EngineOptions
+from launch.node.rank_processes import SIGNALS
+from launch.options import EngineOptions
 from launch.progress import progress_bar
 
 _ATTEMPTS = 2
 _LEAST_JOBS = 2
 """Ranks that start, stall or recover mostly wait: two cells of four ranks keep two cores busy."""
+_POLL_S = 0.05
 _GROUP_TIMEOUT_S = 10.0
 _RECOVERIES = 8
 _KV_CACHE_BYTES = 32 << 20
@@ -44,6 +51,7 @@ def run_engine_chaos(command: ChaosCommand) -> ExitCode:
         ChaosError: The engine does not do its work undisturbed.
         UsageError: No cell has such a name.
         CheckpointError, ModelConfigError, StagePartitionError: The model cannot be used so.
+        KeyboardInterrupt, Terminated: A signal came; what was finished is reported before.
     """
     scenarios = engine_scenarios(command.matrix, tp=command.tp, pp=command.pp, only=command.only, seed=command.seed)
     if not scenarios:
@@ -52,7 +60,17 @@ def run_engine_chaos(command: ChaosCommand) -> ExitCode:
         return print_names(scenario.name for scenario in scenarios)
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as name:
         runs = _Runs(command, Path(name))
-        cells = runs.all(scenarios)
+        cells: list[CellReport] = []
+        try:
+            runs.all(scenarios, cells)
+        except SIGNALS:
+            _publish(command, runs.bounds, cells, is_cut=True)
+            raise
+    return ExitCode.OK if _publish(command, runs.bounds, cells).all_well else ExitCode.CHAOS_FAILED
+
+
+def _publish(command: ChaosCommand, bounds: Bounds, cells: list[CellReport], *, is_cut: bool = False) -> EngineReport:
+    """Prints and writes the report on cells that were run, all of them unless it ``is_cut``; returns it."""
     report = engine_report(
         cells,
         model="a tiny random Llama" if command.model is None else command.model.name,
@@ -60,12 +78,13 @@ def run_engine_chaos(command: ChaosCommand) -> ExitCode:
         pp=command.pp,
         matrix=command.matrix,
         seed=command.seed,
-        bounds=runs.bounds,
+        bounds=bounds,
+        is_cut=is_cut,
     )
     publish(report, command.json_file)
     if command.plot_file is not None:
         command.plot_file.write_text(report.plot())
-    return ExitCode.OK if report.all_well else ExitCode.CHAOS_FAILED
+    return report
 
 
 class _Runs:
@@ -81,37 +100,59 @@ class _Runs:
         self._root = root
         self._model = write_tiny_model(root / "model") if command.model is None else command.model
         self._truths: dict[str, Truth] = {}
+        self._running: set[Path] = set()
+        self._is_left = False
         timeout_s = command.group_timeout_s or _GROUP_TIMEOUT_S
         options = EngineOptions(model=self._model, tp=command.tp, pp=command.pp, group_timeout_s=timeout_s)
         check_engine(options)
         self.bounds = Bounds(group_timeout_s=timeout_s, stall_s=options.stall_timeout_s)
 
-    def all(self, scenarios: Sequence[Scenario]) -> list[CellReport]:
-        """Returns what became of every cell, as often as each is to be run; says on stderr at once what broke.
+    def all(self, scenarios: Sequence[Scenario], cells: list[CellReport]) -> None:
+        """Runs every cell as often as it is to be, and says on stderr at once what broke.
+
+        Args:
+            scenarios: The cells.
+            cells: Takes what became of each, in order; when a signal ends this, those that are finished.
 
         Raises:
             ChaosError: The engine does not do its work undisturbed.
         """
         repeats = range(self._command.repeat)
         runs = [(scenario, f"{repeat}-{at}") for repeat in repeats for at, scenario in enumerate(scenarios)]
-        cells: list[CellReport] = []
         ranks = self._command.tp * self._command.pp
         jobs = self._command.jobs or max(_LEAST_JOBS, len(os.sched_getaffinity(0)) // ranks)
         pool = ThreadPoolExecutor(jobs)
         with ExitStack() as stack:
             progress = stack.enter_context(progress_bar())
-            # Whoever interrupts this waits for those cells only that are under way.
-            stack.callback(pool.shutdown, cancel_futures=True)
+            stack.callback(self._leave, pool)
             task = progress.add_task("chaos", total=len(runs), rate="undisturbed")
             numerics = sorted({scenario.numerics for scenario in scenarios})
             self._truths = dict(zip(numerics, pool.map(self._truth, numerics), strict=True))
-            for cell in pool.map(lambda run: self._cell(run[0], self._root / run[1]), runs):
-                progress.update(task, rate=cell.name)
-                progress.advance(task)
-                if not cell.judgement.is_kept:
-                    print(f"lockstep: {cell.name}: {cell.what_broke()}", file=sys.stderr)
-                cells.append(cell)
-        return cells
+            futures = [pool.submit(self._cell, scenario, self._root / place) for scenario, place in runs]
+            try:
+                for future in futures:
+                    cells.append(future.result())
+                    self._tell(cells[-1], progress, task)
+            except SIGNALS:
+                rest = [one for one in futures[len(cells) :] if one.done() and not one.cancelled()]
+                cells += [one.result() for one in rest if one.exception() is None]
+                raise
+
+    def _leave(self, pool: ThreadPoolExecutor) -> None:
+        """Returns when no cell is under way; those that are, since a signal or an error came, are ended."""
+        self._is_left = True
+        pool.shutdown(wait=False, cancel_futures=True)
+        while self._running:
+            for folder in tuple(self._running):
+                end_processes(folder, within_s=0.0)
+            time.sleep(_POLL_S)
+        pool.shutdown()
+
+    def _tell(self, cell: CellReport, progress: Progress, task: TaskID) -> None:
+        progress.update(task, rate=cell.name)
+        progress.advance(task)
+        if not cell.judgement.is_kept:
+            print(f"lockstep: {cell.name}: {cell.what_broke()}", file=sys.stderr)
 
     def _cell(self, scenario: Scenario, folder: Path) -> CellReport:
         truth = self._truths[scenario.numerics]
@@ -119,7 +160,7 @@ class _Runs:
             outcome = self._run(scenario, scenario.numerics, scenario.mode, folder / str(attempt))
             rank = scenario.victim_rank(self._command.tp, self._command.pp)
             judgement = judge(scenario, outcome, truth, self.bounds, rank=rank)
-            if judgement.happened:
+            if judgement.happened or self._is_left:
                 break
         return CellReport(
             name=scenario.name,
@@ -151,4 +192,8 @@ class _Runs:
         command = self._command
         plan = FrontPlan(scenario=scenario, model=self._model, tp=command.tp, pp=command.pp, options=options)
         folder.parent.mkdir(exist_ok=True)
-        return run_engine(plan, folder, command.start_limit_s + command.limit_s)
+        self._running.add(folder)
+        try:
+            return run_engine(plan, folder, command.start_limit_s + command.limit_s)
+        finally:
+            self._running.remove(folder)

@@ -54,7 +54,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
         stall_s: How old a rank's last sign of life may be; None where only time-outs end a stall.
         group_timeout_s: Time-out of every collective and message.
         recovered_s: From a fault that was noticed to the next token.
-        closed_s: To leave when asked to.
+        closed_s: To leave when asked to, or when a fault ended the run and was noticed.
     """
 
     noticed_s: float = 0.2
@@ -72,6 +72,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
         promises: For each promise of the fault's row ``kept``, or what broke it.
         noticed_s: Seconds from the fault until it was noticed; None when it was not, or did nothing.
         recovered_s: Seconds from the fault until the first token after it; None without a recovery.
+        ended_s: Seconds from when the fault was noticed, a signal from when it was sent, until nothing of the run was
+            there; None where the run went on, or had to be ended.
         named_right: Whether the victim was named: alone, or for a stall within a call as one of two; None when nobody
             was to be named, or was.
         named_exactly: Whether it was named alone.
@@ -82,6 +84,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     promises: dict[str, str]
     noticed_s: float | None
     recovered_s: float | None
+    ended_s: float | None
     named_right: bool | None
     named_exactly: bool | None
     texts_that_differ: int
@@ -140,6 +143,16 @@ class _Case:
         ready_s = max(seen.ready_s for seen in self.front.epochs)
         times = [time_s for end in self.front.requests for time_s in end.times_s if time_s >= ready_s]
         return min(times) - self.fault_s if times else None
+
+    @property
+    def ended_s(self) -> float | None:
+        """Seconds from when the fault was noticed until nothing of the run was there; None where the run went on."""
+        front, gone_s = self.front, self.outcome.gone_s
+        if self.fault_s is None or gone_s is None or (front is not None and not front.failure):
+            return None
+        # A front side that says nothing was killed, or sent a signal: nobody else tells when that was noticed.
+        noticed_s = self.noticed_s if front is not None else None
+        return gone_s - self.fault_s - (noticed_s or 0.0)
 
     @property
     def stall_s(self) -> float:
@@ -210,6 +223,7 @@ def judge(
         promises={promise: _JUDGES[promise](case) or "kept" for promise in promised},
         noticed_s=case.noticed_s,
         recovered_s=case.recovered_s,
+        ended_s=case.ended_s,
         named_right=case.named_right if "A" in promised else None,
         named_exactly=case.named_exactly if "A" in promised else None,
         texts_that_differ=len(_that_differ(case)),
@@ -318,6 +332,9 @@ def _left_over(case: _Case) -> str:
     limit_s = case.bounds.closed_s * case.outcome.load
     if front is not None and front.closed_in_s > limit_s:
         return f"closing took {front.closed_in_s:.2f} s, allowed {limit_s:.2f} s"
+    ended_s = case.ended_s
+    if ended_s is not None and ended_s > limit_s:
+        return f"the end took {ended_s:.2f} s, allowed {limit_s:.2f} s"
     return ""
 
 

@@ -66,13 +66,15 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         matrix: Which cells.
         seed: Of the choice of cells.
         bounds: Seconds that are allowed, before they are stretched by each cell's load factor.
+        is_cut: Whether the run was ended before all cells were run; those that were are here.
         cells: The cells, judged.
         promises: For each promise, in how many of the cells that promise it it was kept.
         named: For each row, in how many cells the victim was named as promised.
         named_exactly: For each row, in how many it was named alone.
         noticed: Seconds until faults were noticed.
         recovered: Seconds until tokens flowed again.
-        by_kind: The same for each kind of fault.
+        ended: Seconds until nothing was there of runs that a fault ended, from when it was noticed.
+        by_kind: The first two for each kind of fault.
         load: Load factors around the cells.
         finished: For either numerics, the requests that finished in cells whose ranks recovered.
         texts_that_differ: How many of them have other tokens than in the undisturbed run.
@@ -84,12 +86,14 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     matrix: str
     seed: int
     bounds: Bounds
+    is_cut: bool
     cells: list[CellReport]
     promises: dict[str, Score]
     named: dict[str, Score]
     named_exactly: dict[str, Score]
     noticed: Percentiles | None
     recovered: Percentiles | None
+    ended: Percentiles | None
     by_kind: dict[str, KindTimes]
     load: Percentiles | None
     finished: dict[str, int]
@@ -115,13 +119,19 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
         for cell in self.cells:
             table.add_row(*_line(cell))
         console.print(table)
+        if self.is_cut:
+            console.print("the run was ended before all cells were run")
         kept = sum(cell.judgement.is_kept for cell in self.cells)
         console.print(f"{kept} of {len(self.cells)} cells kept what is promised of them")
         for promise, score in self.promises.items():
             console.print(f"  {promise}: {score.sentence()}")
         for row, score in self.named.items():
             console.print(f"the victim was named, {row}: {score.sentence()}, alone in {self.named_exactly[row].right}")
-        for word, figures in (("noticed", self.noticed), ("tokens again", self.recovered)):
+        for word, figures in (
+            ("noticed", self.noticed),
+            ("tokens again", self.recovered),
+            ("gone, where the fault ended the run,", self.ended),
+        ):
             if figures is not None:
                 console.print(f"{word} after: {figures.sentence()}")
         if self.load is not None:
@@ -175,6 +185,7 @@ def engine_report(cells: list[CellReport], **facts: Any) -> EngineReport:
         named_exactly={row: score for row, score in alone.items() if score.of},
         noticed=Percentiles.of(_times(cells).noticed_s),
         recovered=Percentiles.of(_times(cells).recovered_s),
+        ended=Percentiles.of([it.ended_s for it in judged if it.ended_s is not None]),
         by_kind={kind: _kind_times([cell for cell in cells if cell.scenario.action == kind]) for kind in kinds},
         load=Percentiles.of([cell.outcome.load for cell in cells]),
         finished={one: sum(_finished(cell) for cell in recovered if cell.scenario.numerics == one) for one in NUMERICS},

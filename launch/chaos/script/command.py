@@ -15,8 +15,9 @@ from launch.chaos.script.outcome import ScriptCellReport, ScriptOutcome, judged
 from launch.chaos.script.report import script_report
 from launch.chaos.script.run import ScriptRun, run_script
 from launch.cli.parse import UsageError
+from launch.commands import ChaosCommand
 from launch.exit_codes import ExitCode
-from launch.options import ChaosCommand
+from launch.node.rank_processes import SIGNALS, signals_held
 from launch.progress import progress_bar
 
 _ATTEMPTS = 3
@@ -28,6 +29,7 @@ def run_script_chaos(command: ChaosCommand) -> ExitCode:
     Raises:
         ChaosError: The script does not run to its end undisturbed, or the shim cannot be built.
         UsageError: No cell has such a name.
+        KeyboardInterrupt, Terminated: A signal came; what was finished is reported before.
     """
     run = ScriptRun(
         script=command.script or "",
@@ -46,13 +48,18 @@ def run_script_chaos(command: ChaosCommand) -> ExitCode:
         if command.list_only:
             return print_names(cell.name for cell in cells)
         reports: list[ScriptCellReport] = []
-        with progress_bar() as progress:
-            task = progress.add_task("chaos", total=len(cells) * command.repeat, rate="")
-            for repeat in range(command.repeat):
-                for number, cell in enumerate(cells):
-                    progress.update(task, rate=cell.name)
-                    reports.append(_run_cell(run, root / f"{repeat}-{number}", cell, undisturbed))
-                    progress.advance(task)
+        try:
+            with progress_bar() as progress:
+                task = progress.add_task("chaos", total=len(cells) * command.repeat, rate="")
+                for repeat in range(command.repeat):
+                    for number, cell in enumerate(cells):
+                        progress.update(task, rate=cell.name)
+                        reports.append(_run_cell(run, root / f"{repeat}-{number}", cell, undisturbed))
+                        progress.advance(task)
+        except SIGNALS:
+            with signals_held():
+                publish(script_report(command, undisturbed, calls, reports, is_cut=True), command.json_file)
+            raise
     report = script_report(command, undisturbed, calls, reports)
     publish(report, command.json_file)
     return ExitCode.OK if report.all_well else ExitCode.CHAOS_FAILED

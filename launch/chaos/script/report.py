@@ -11,7 +11,7 @@ from rich.table import Table
 
 from launch.chaos.figures import Percentiles, Score
 from launch.chaos.script.outcome import BAD, ScriptCellReport, ScriptOutcome
-from launch.options import ChaosCommand
+from launch.commands import ChaosCommand
 
 _SHOWN = 60
 _COLOURS = {
@@ -36,6 +36,7 @@ class ScriptReport(msgspec.Struct, frozen=True, kw_only=True):
         seed: Of the choice of cells.
         undisturbed: A run without a fault.
         calls: What the ranks called then, by rank.
+        is_cut: Whether the run was ended before all cells were run; those that were are here.
         cells: The cells, judged.
         verdicts: How many cells had each verdict.
         left: Seconds until survivors left their calls, over all cells.
@@ -52,6 +53,7 @@ class ScriptReport(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     undisturbed: ScriptOutcome
     calls: dict[int, dict[str, int]]
+    is_cut: bool
     cells: list[ScriptCellReport]
     verdicts: dict[str, int]
     left: Percentiles | None
@@ -85,6 +87,8 @@ class ScriptReport(msgspec.Struct, frozen=True, kw_only=True):
             colour = _COLOURS[cell.verdict]
             table.add_row(cell.row, cell.name, f"[{colour}]{cell.verdict}[/{colour}]", left, _said(cell))
         console.print(table)
+        if self.is_cut:
+            console.print("the run was ended before all cells were run")
         console.print(", ".join(f"{count} {verdict}" for verdict, count in sorted(self.verdicts.items())))
         if self.left is not None:
             console.print(f"survivors left their calls: {self.left.sentence()}")
@@ -105,8 +109,10 @@ def script_report(
     undisturbed: ScriptOutcome,
     calls: dict[int, dict[str, int]],
     cells: list[ScriptCellReport],
+    *,
+    is_cut: bool = False,
 ) -> ScriptReport:
-    """Returns the report on cells that were run.
+    """Returns the report on cells that were run, all of them unless it ``is_cut``.
 
     A survivor that still waited at the limit counts as having left no sooner.
     """
@@ -122,6 +128,7 @@ def script_report(
         seed=command.seed,
         undisturbed=undisturbed,
         calls=calls,
+        is_cut=is_cut,
         cells=cells,
         verdicts=dict(Counter(cell.verdict for cell in cells)),
         left=Percentiles.of(left),
