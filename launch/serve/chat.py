@@ -72,7 +72,7 @@ class ChatAssembler:
         (output,) = outputs
         choices = []
         for index, choice in enumerate(output.choices):
-            message = self._message(choice)
+            message, is_called = self._message(choice)
             found = extras(choice.token_ids if self._chat.return_token_ids else None, choice.finished)
             if not index and output.prompt is not None:
                 found["prompt_logprobs"] = output.prompt_logprobs()
@@ -81,7 +81,7 @@ class ChatAssembler:
                     index=index,
                     message=message,
                     logprobs=chat_logprobs(choice.logprobs),
-                    finish_reason=finish_reason(choice.finished, has_calls=message.tool_calls is not UNSET),
+                    finish_reason=finish_reason(choice.finished, has_calls=is_called),
                     **found,
                 )
             )
@@ -136,7 +136,7 @@ class ChatAssembler:
         for part in parser.finish() if parser is not None else ():
             yield self._chunk([ChatChunkChoice(index=message.index, delta=_delta(part))])
         self._usages.append(message.usage)
-        reason = finish_reason(message, has_calls=parser is not None and parser.calls > 0)
+        reason = finish_reason(message, has_calls=parser is not None and _is_called(parser))
         end = ChatChunkChoice(index=message.index, delta=ChatDelta(), finish_reason=reason, **extras(None, message))
         yield self._chunk([end])
 
@@ -152,10 +152,11 @@ class ChatAssembler:
             return [ChatDelta(content=text)]
         return [_delta(part) for part in self._parsers.setdefault(index, CallParser()).feed(text)]
 
-    def _message(self, choice: ChoiceOutput) -> ChatMessage:
+    def _message(self, choice: ChoiceOutput) -> tuple[ChatMessage, bool]:
+        """Returns a choice's message, and whether it ended for its calls."""
         text, reasoning = "".join(choice.text), "".join(choice.reasoning) or UNSET
         if not self._calls:
-            return ChatMessage(content=text, reasoning_content=reasoning)
+            return ChatMessage(content=text, reasoning_content=reasoning), False
         parser = CallParser()
         content = ""
         names: list[str] = []
@@ -169,9 +170,10 @@ class ChatAssembler:
             else:
                 arguments[part.call] += part.text
         calls = [ToolCall(_call_id(), FunctionCall(name, given)) for name, given in zip(names, arguments, strict=True)]
-        return ChatMessage(
+        message = ChatMessage(
             content=content or (None if calls else ""), reasoning_content=reasoning, tool_calls=calls or UNSET
         )
+        return message, _is_called(parser)
 
     def _chunk(self, choices: list[ChatChunkChoice], **fields: Any) -> ChatChunk:
         options = self._chat.stream_options
@@ -195,6 +197,11 @@ def _delta(part: CallPart) -> ChatDelta:
         return ChatDelta(tool_calls=[ToolCallDelta(index=part.call, function=FunctionDelta(part.text))])
     begin = ToolCallDelta(index=part.call, id=_call_id(), type="function", function=FunctionDelta("", part.name))
     return ChatDelta(tool_calls=[begin])
+
+
+def _is_called(parser: CallParser) -> bool:
+    """Returns whether an output calls functions; one that was cut within a call asks for none to be called yet."""
+    return parser.calls > 0 and not parser.is_cut
 
 
 def _call_id() -> str:

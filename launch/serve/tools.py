@@ -16,6 +16,7 @@ from sampler.shown_value import shown
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _BEGIN: Final = re.compile(re.escape(TOOL_CALL_START) + r'\n\{"name": "(?P<name>[^"]*)", "arguments": ')
+_NAMED: Final = re.compile(re.escape(TOOL_CALL_START) + r'\n\{"name": "(?P<name>[^"]*)"')
 _ANY_OBJECT: Final = {"type": "object"}
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_FIELDS: Final = ("name", "tool_call_id")
@@ -172,12 +173,19 @@ class CallPart:
 
 
 class CallParser:
-    """Finds the calls in an output that comes piece by piece."""
+    """Finds the calls in an output that comes piece by piece.
+
+    Attributes:
+        calls: How many there are so far.
+        is_cut: Whether the output ended within a call.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
+        self.is_cut = False
         self._held = ""
         self._in_call = False
+        self._arguments = ""
 
     def feed(self, text: str) -> Iterator[CallPart]:
         """Yields what can be told now."""
@@ -187,10 +195,22 @@ class CallParser:
                 yield part
 
     def finish(self) -> Iterator[CallPart]:
-        """Yields what was held back, the output having ended."""
-        if self._held:
-            yield self._part(self._held)
-        self._held = ""
+        """Yields what was held back, the output having ended.
+
+        Of a call that was cut before its name was whole nothing can be told: how calls are written is no answer.
+        """
+        held, self._held = self._held, ""
+        self.is_cut = self._in_call or held.startswith(TOOL_CALL_START)
+        if not self.is_cut:
+            if held:
+                yield self._part(held)
+        elif not self._in_call:
+            begun = _NAMED.match(held)
+            if begun is not None:
+                yield self._begin(begun["name"])
+        elif held and not _is_json(self._arguments):
+            # What may begin the end of a call, behind arguments that are not whole, belongs to them.
+            yield self._part(held)
 
     def _next(self) -> CallPart | None:
         if self._in_call:
@@ -210,9 +230,13 @@ class CallParser:
         if begun is None:
             return None
         self._held = self._held[begun.end() :]
+        return self._begin(begun["name"])
+
+    def _begin(self, name: str) -> CallPart:
         self._in_call = True
+        self._arguments = ""
         self.calls += 1
-        return CallPart(self.calls - 1, begun["name"])
+        return CallPart(self.calls - 1, name)
 
     def _release(self, marker: str) -> CallPart | None:
         """Returns the held text but for an end of it that may begin ``marker``."""
@@ -223,9 +247,18 @@ class CallParser:
 
     def _part(self, text: str) -> CallPart:
         if self._in_call:
+            self._arguments += text
             return CallPart(self.calls - 1, None, text)
         # Blanks between two calls only part them.
         return CallPart(text="" if self.calls and not text.strip() else text)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _check_parameters(schema: dict[str, Any] | None, where: str) -> None:

@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from launch.front.engine_client import RequestRefusedError
+from launch.front.engine_output import RequestOutput
+from launch.serve.chat import ChatAssembler
 from launch.serve.chat_fields import ChatFields, chat_job
 from launch.serve.errors import HttpError, http_error
 from launch.serve.fields import take
+from launch.serve.replies import ChatChunk
+from launch.serve.state import ReplyHead
 from launch.serve.tools import CallParser, CallPart, FunctionFields, ToolFields, read_calls, tool_use
-from runtime.messages import ErrorInfo
+from runtime.messages import Accepted, ErrorInfo, Finished, FinishReason, Settled, TokenDelta, Usage
 from runtime.tool_prompt import CALL_END, call_begin, messages_for_plain_template
 
 JSON = st.recursive(
@@ -64,7 +69,61 @@ def test_an_output_that_was_cut() -> None:
     text = f"Well. {call_begin('f')}" + '{"a": "<tool_call>'
     assert parsed(text, [3, 9]) == ("Well. ", [("f", '{"a": "<tool_call>')])
     assert parsed("<tool_cal", [3]) == ("<tool_cal", [])
-    assert parsed('<tool_call>\n{"na', []) == ('<tool_call>\n{"na', [])
+    assert parsed('Well. <tool_call>\n{"na', [2, 9, 19]) == ("Well. ", []), "it is no answer"
+    assert parsed('<tool_call>\n{"name": "f', []) == ("", []), "nor is half a name a name"
+    assert parsed('<tool_call>\n{"name": "f", "argu', [20]) == ("", [("f", "")])
+
+
+@given(
+    calls=CALLS.filter(bool), space=st.sampled_from(["", "\n", " "]), data=st.data(), cuts=st.lists(st.integers(0, 200))
+)
+def test_a_call_that_was_cut_is_never_content_and_its_arguments_are_a_beginning(
+    calls: list[tuple[str, dict[str, Any]]], space: str, data: st.DataObject, cuts: list[int]
+) -> None:
+    whole = [(name, json.dumps(given)[:-1] + space + "}") for name, given in calls]
+    text = "\n".join(f"{call_begin(name)}{given}{CALL_END}" for name, given in whole)
+    end = data.draw(st.integers(len("<tool_call>"), len(text)))
+    plain, found = parsed(text[:end], cuts)
+    if not text[:end].rsplit("\n", 1)[-1] or not "<tool_call>".startswith(text[:end].rsplit("\n", 1)[-1]):
+        assert plain == ""
+    assert len(found) <= len(whole)
+    for (name, arguments), (wanted, whole_arguments) in zip(found, whole, strict=False):
+        assert (name, whole_arguments[: len(arguments)]) == (wanted, arguments)
+
+
+def test_blanks_behind_a_brace_within_arguments_that_were_cut() -> None:
+    assert parsed(call_begin("f") + '{"a": {"b": 1}\n', []) == ("", [("f", '{"a": {"b": 1}\n')])
+    assert parsed(call_begin("f") + '{"a": 1}}\n</tool', []) == ("", [("f", '{"a": 1}')])
+    assert parsed(call_begin("f") + '{"a": 1}', []) == ("", [("f", '{"a": 1}')])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "told"),
+    [
+        (call_begin("f") + "{}" + CALL_END, "stop", "tool_calls"),
+        (call_begin("f") + '{"a', "length", "length"),
+        (call_begin("f") + '{"a', "stop", "stop"),
+        ("<tool_call>\n{", "length", "length"),
+        ("Well.", "stop", "stop"),
+    ],
+)
+def test_a_stream_tells_of_a_cut_call_what_a_whole_reply_tells(text: str, reason: FinishReason, told: str) -> None:
+    chat = ChatFields(messages=[], tools=(tool("f"),))
+    head = ReplyHead("id", 0, "m", "f")
+    finished = Finished(1, 0, reason, Usage(1, 1, 2))
+    output = RequestOutput()
+    for message in (Accepted(1, 1, Settled(1, 1, 9)), TokenDelta(1, 0, text, [1]), finished):
+        output.take(message)
+    (choice,) = ChatAssembler(head, chat, calls=True).whole([output]).choices
+    assembler = ChatAssembler(head, chat, calls=True)
+    chunks = [*assembler.chunks(0, TokenDelta(1, 0, text, [1])), *assembler.chunks(0, finished)]
+    deltas = [one for chunk in chunks if isinstance(chunk, ChatChunk) for one in chunk.choices]
+    assert [one.finish_reason for one in deltas][-1] == choice.finish_reason == told
+    streamed = "".join(one.delta.content for one in deltas if isinstance(one.delta.content, str))
+    assert streamed == (choice.message.content or "")
+    parts = [call.function for one in deltas if one.delta.tool_calls is not UNSET for call in one.delta.tool_calls]
+    whole = [] if choice.message.tool_calls is UNSET else choice.message.tool_calls
+    assert "".join(part.arguments for part in parts) == "".join(call.function.arguments for call in whole)
 
 
 def tool(name: str, strict: bool | None = None) -> ToolFields:
