@@ -18,14 +18,8 @@ from grammar_sync.statistics import GrammarStatistics
 from launch.checks import check_engine
 from launch.cli.parse import UsageError
 from launch.default_model import default_model
-from launch.front.engine_client import (
-    EngineClient,
-    EngineClosedError,
-    RequestFailedError,
-    RequestRefusedError,
-    Submission,
-    json_fields,
-)
+from launch.front.engine_client import EngineClient, Submission
+from launch.front.engine_errors import EngineClosedError, RequestFailedError, RequestRefusedError, json_fields
 from launch.front.engine_output import RequestOutput, gathered, raise_failure
 from launch.front.engine_process import StartedEngine, wait_until_ready
 from launch.options import EngineOptions

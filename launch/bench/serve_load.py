@@ -82,6 +82,19 @@ class LoadClient:
         """Closes its connections."""
         await self._http.aclose()
 
+    async def locate(self) -> None:
+        """Takes ``/v1`` where the address has no path and the server knows no models there, as OpenAI's servers do.
+
+        Raises:
+            httpx.HTTPError, TimeoutError: It cannot be asked.
+        """
+        if self._http.base_url.path.strip("/"):
+            return
+        async with asyncio.timeout(self._timeout_s):
+            response = await self._http.get("/models")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            self._http.base_url = self._http.base_url.join("/v1")
+
     async def first_model(self) -> str:
         """Returns the name of the first model that the server lists.
 

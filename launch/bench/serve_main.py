@@ -49,6 +49,7 @@ async def _measure(command: BenchServeCommand, key: str) -> ServeReport:
     """
     client = LoadClient(command.url, key, command.timeout_s)
     try:
+        await client.locate()
         model = await client.first_model() if command.model is None else command.model
         requests = load_requests(command, model)
         replies = await client.run(requests, command.concurrency)

@@ -13,12 +13,16 @@ from typer import BadParameter
 from launch.bench.cases import CASES
 from launch.cli.engine import counts, engine_options
 from launch.cli.groups import EngineGroup, GeneratingGroup, spread
+from launch.cli.help import PanelCommand, PanelGroup
 from launch.cli.types import JsonFile
 from launch.commands import BenchDecodeCommand, BenchInvariantCommand, BenchSamplerCommand, BenchServeCommand, Command
 from launch.options import LONGEST_S, RankOptions
 
 app = typer.Typer(
-    help="Measures a part of Lockstep, or a server, against others and the hardware's floor.", no_args_is_help=True
+    help="Measures a part of Lockstep, or a server, against others and the hardware's floor.",
+    no_args_is_help=True,
+    cls=PanelGroup,
+    rich_markup_mode=None,
 )
 
 # One contestant may take long on one rank while the others wait for it.
@@ -40,7 +44,7 @@ def group() -> None:
     """Measures a part of Lockstep, or a server, against others and the hardware's floor."""
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def sampler(
     *,
     batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 64,
@@ -66,7 +70,7 @@ def sampler(
     )
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 @spread
 def decode(
     *,
@@ -99,7 +103,7 @@ def decode(
     )
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 @spread
 def invariant(
     *,
@@ -123,9 +127,9 @@ def invariant(
     )
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def serve(
-    url: Annotated[str, typer.Argument(help="Where the server is, as http://127.0.0.1:8000/v1; any of OpenAI's form.")],
+    url: Annotated[str, typer.Argument(help="Where the server is, as http://127.0.0.1:8000; any of OpenAI's form.")],
     *,
     model: Annotated[
         str | None, typer.Option(help="The model's name.", show_default="the first that the server lists")

@@ -27,6 +27,7 @@ from launch.cli.groups import (
     given_fields,
     spread,
 )
+from launch.cli.help import PanelCommand, PanelGroup
 from launch.commands import (
     Command,
     DoctorCommand,
@@ -53,11 +54,12 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    cls=PanelGroup,
+    rich_markup_mode=None,
 )
 app.add_typer(bench.app, name="bench")
-app.command(name="check-grammar")(grammar_cli.check_grammar)
-app.command(name="chaos")(chaos.chaos)
+app.command(name="check-grammar", cls=PanelCommand)(grammar_cli.check_grammar)
+app.command(name="chaos", cls=PanelCommand)(chaos.chaos)
 
 
 class UsageError(ValueError):
@@ -82,7 +84,7 @@ def parse_command(argv: list[str]) -> Command | int:
     return 0 if result is None else result
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 @spread
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --input.", show_default=False)] = None,
@@ -124,7 +126,7 @@ def generate(
     )
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 @spread
 def serve(
     *,
@@ -147,7 +149,7 @@ def serve(
     )
 
 
-@app.command(hidden=True)
+@app.command(hidden=True, cls=PanelCommand)
 def rank(options: Annotated[str, typer.Argument(help="The engine's options as JSON.")]) -> Command:
     """Is a rank of an engine that a Python program started; runs under its torchrun only."""
     try:
@@ -156,7 +158,7 @@ def rank(options: Annotated[str, typer.Argument(help="The engine's options as JS
         raise UsageError(f"rank: the options cannot be read: {error}") from error
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 @spread
 def score(
     input_file: types.Input = None,
@@ -187,7 +189,7 @@ def score(
     )
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def sample(
     input_file: Annotated[Path, typer.Option("--input", help="JSONL file: id, logits and params a line.")],
     *,
@@ -209,7 +211,7 @@ def sample(
     )
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def doctor(
     model: types.Model = None,
     tp: types.Tp = 1,
@@ -220,7 +222,7 @@ def doctor(
     return DoctorCommand(model=model, tp=tp, pp=pp, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=PanelCommand)
 def trace_summary(
     trace: Annotated[Path, typer.Argument(help="A file that --trace wrote.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

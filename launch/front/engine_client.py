@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from launch.front.engine_errors import (
+    EngineClosedError,
+    RequestFailedError,
+    RequestRefusedError,
+    SlowReaderError,
+    json_fields,
+)
 from launch.front.engine_link import EngineLink
 from launch.front.engine_process import EngineProcess
 from launch.front.metrics import EngineMetrics
@@ -29,7 +35,6 @@ from runtime.messages import (
     Detokenize,
     Detokenized,
     EngineReady,
-    ErrorInfo,
     Finished,
     Rejected,
     RequestMessage,
@@ -41,62 +46,6 @@ from runtime.messages import (
 
 _WATCH_S = 0.2
 Answer = TypeVar("Answer", Tokenized, Detokenized)
-
-
-class RequestRefusedError(ValueError):
-    """A request was refused: no rank saw it.
-
-    Args:
-        info: Why.
-        position: Which of the requests submitted together it was.
-    """
-
-    def __init__(self, info: ErrorInfo, position: int = 0) -> None:
-        super().__init__(info.message)
-        self.info = info
-        self.position = position
-
-
-def json_fields(fields: Mapping[str, Any]) -> str:
-    """Returns the fields of a request as JSON.
-
-    Raises:
-        RequestRefusedError: One of them is nothing that JSON has, or is nested too deeply.
-    """
-    try:
-        return json.dumps(dict(fields))
-    except (TypeError, ValueError, RecursionError):
-        for name, value in fields.items():
-            _check_is_json(name, value)
-        raise
-
-
-def _check_is_json(name: str, value: object) -> None:
-    try:
-        json.dumps({name: value})
-    except (TypeError, ValueError, RecursionError) as error:
-        why = "is nested too deeply" if isinstance(error, RecursionError) else f"cannot be sent as JSON: {error}"
-        raise RequestRefusedError(ErrorInfo("invalid_request", f"{name} {why}", name)) from error
-
-
-class RequestFailedError(RuntimeError):
-    """A request ended with an error.
-
-    Args:
-        info: Why.
-    """
-
-    def __init__(self, info: ErrorInfo) -> None:
-        super().__init__(info.message)
-        self.info = info
-
-
-class EngineClosedError(RuntimeError):
-    """The engine is being closed: it takes no request, and those under way ended."""
-
-
-class SlowReaderError(RuntimeError):
-    """A request was ended because its messages were not taken as fast as they came."""
 
 
 class Submission:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launch.front.engine_client import EngineClosedError, RequestFailedError, Submission
+from launch.front.engine_client import Submission
+from launch.front.engine_errors import EngineClosedError, RequestFailedError
 from runtime.messages import Accepted, ErrorInfo, Finished, PromptInfo, Rejected, RequestMessage, TokenDelta, TokenInfo
 
 

@@ -77,18 +77,19 @@ def _router(state: ServerState, journal: JournaledAnswers | None) -> APIRouter:
     ):
         plain: Answer = partial(answer, state)
         # Questions for ids and texts are answered at once, and the same each time.
-        _post(router, path, journal.wrap(path, plain) if journal is not None and path in _KEPT else plain, about)
+        kept = journal if path in _KEPT else None
+        _post(router, path, plain if kept is None else kept.wrap(path, plain), about, is_kept=kept is not None)
     return router
 
 
-def _post(router: APIRouter, path: str, answer: Answer, about: Described) -> None:
+def _post(router: APIRouter, path: str, answer: Answer, about: Described, *, is_kept: bool) -> None:
     async def endpoint(request: Request) -> Response:
         return await answer(request)
 
     router.post(
         path,
         name=path.strip("/").replace("/", "_"),
-        responses=reply(about.reply, streams=about.stream is not None),
-        openapi_extra=request_of(about),
+        responses=reply(about.reply, streams=about.stream is not None, is_kept=is_kept),
+        openapi_extra=request_of(about, is_kept=is_kept),
         response_class=Response,
     )(endpoint)

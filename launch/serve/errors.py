@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from launch.front.engine_client import EngineClosedError, RequestFailedError, RequestRefusedError, SlowReaderError
+from launch.front.engine_errors import EngineClosedError, RequestFailedError, RequestRefusedError, SlowReaderError
 from launch.node.rank_processes import RanksFailedError
 from runtime.client_socket import ClientSocketError
 from runtime.messages import ErrorInfo

@@ -31,7 +31,7 @@ from launch.serve.journal import Answered, Asked, Dropped, Journal
 Answer = Callable[[Request], Awaitable[Response]]
 Result = TypeVar("Result")
 _KEY: Final = "idempotency-key"
-_MAX_KEY: Final = 255
+MAX_KEY: Final = 255
 _FINAL: Final = frozenset({200, 400, 404, 422})
 """What would be the same if it were asked again."""
 
@@ -96,8 +96,8 @@ class JournaledAnswers:
         Raises:
             HttpError: It is wrong, failed, or is another one than the key's.
         """
-        if not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
-            raise HttpError(400, f"Idempotency-Key: 1 to {_MAX_KEY} printable ASCII characters are needed", param=_KEY)
+        if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+            raise HttpError(400, f"Idempotency-Key: 1 to {MAX_KEY} printable ASCII characters are needed", param=_KEY)
         body = await read_body(request)
         fields = _fields(body)
         if isinstance(fields, dict) and fields.get("stream"):

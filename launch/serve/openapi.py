@@ -14,6 +14,7 @@ from grammar_sync.spec import GRAMMAR_FIELDS, GRAMMAR_OPTION_FIELDS
 from launch.serve.chat_fields import ChatFields
 from launch.serve.completions import CompletionFields
 from launch.serve.errors import ErrorReply
+from launch.serve.journaled import MAX_KEY
 from launch.serve.replies import (
     ChatChunk,
     ChatCompletion,
@@ -26,7 +27,7 @@ from launch.serve.replies import (
     ScoreReply,
     TokenizeReply,
 )
-from launch.serve.score import ScoreFields
+from launch.serve.score import REFUSED, ScoreFields
 from launch.serve.tokens import DetokenizeFields, TokenizeFields
 from runtime.scheduling_fields import SCHEDULING_FIELDS
 from runtime.thinking_fields import THINKING_FIELDS
@@ -45,6 +46,13 @@ _MESSAGES: Final[dict[str, Any]] = {
         "required": ["role", "content"],
     },
 }
+_IDEMPOTENCY_KEY: Final[dict[str, Any]] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The request outlives the server, and whoever asks again with this key gets the same answer",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY, "pattern": "^[!-~]( *[!-~])*$"},
+}
 _ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 422, 429, 500, 503)
 
 
@@ -57,17 +65,19 @@ class Described:
         reply: What it answers.
         stream: What an event of its stream is; None when it has none.
         takes_engine_fields: Whether it takes the engine's own fields too.
+        refused: Those of them that it does not.
     """
 
     fields: type[msgspec.Struct]
     reply: type[msgspec.Struct]
     stream: type[msgspec.Struct] | None = None
     takes_engine_fields: bool = True
+    refused: tuple[str, ...] = ()
 
 
 COMPLETION: Final = Described(CompletionFields, Completion, Completion)
 CHAT: Final = Described(ChatFields, ChatCompletion, ChatChunk)
-SCORE: Final = Described(ScoreFields, ScoreReply)
+SCORE: Final = Described(ScoreFields, ScoreReply, refused=REFUSED)
 TOKENIZE: Final = Described(TokenizeFields, TokenizeReply, takes_engine_fields=False)
 DETOKENIZE: Final = Described(DetokenizeFields, DetokenizeReply, takes_engine_fields=False)
 _REPLIES: Final = (
@@ -81,20 +91,27 @@ _ALL: Final = (
 )
 
 
-def request_of(described: Described) -> dict[str, Any]:
-    """Returns what an endpoint's request body is, for the operation of the document."""
+def request_of(described: Described, *, is_kept: bool = False) -> dict[str, Any]:
+    """Returns what an endpoint's request is, for the operation of the document.
+
+    Args:
+        described: The endpoint's types.
+        is_kept: Whether a journal keeps requests that have a key.
+    """
     schema = {"$ref": _REFERENCE.format(name=_request_name(described))}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return body | ({"parameters": [_IDEMPOTENCY_KEY]} if is_kept else {})
 
 
 def reply(
-    kind: type[msgspec.Struct], *, streams: bool = False, also: tuple[int, ...] = ()
+    kind: type[msgspec.Struct], *, streams: bool = False, is_kept: bool = False, also: tuple[int, ...] = ()
 ) -> dict[int | str, dict[str, Any]]:
     """Returns an endpoint's responses, for the operation of the document.
 
     Args:
         kind: What it answers.
         streams: Whether it may also be a stream of events.
+        is_kept: Whether a journal keeps requests that have a key.
         also: Statuses that have the same form as an answer.
     """
     content: dict[str, Any] = {"application/json": {"schema": _schema_of(kind)}}
@@ -103,7 +120,7 @@ def reply(
         content["text/event-stream"] = {}
     responses: dict[int | str, dict[str, Any]] = {
         status: {"description": "An error", "content": {"application/json": {"schema": _schema_of(ErrorReply)}}}
-        for status in _ERROR_STATUSES
+        for status in (*_ERROR_STATUSES, *((507,) if is_kept else ()))
     }
     return responses | {status: {"description": "The answer", "content": content} for status in (200, *also)}
 
@@ -136,6 +153,7 @@ def _components(model_name: str) -> dict[str, Any]:
         properties = own["properties"]
         if described.takes_engine_fields:
             properties = {name: {} for name in others} | engine | properties
+            properties = {name: one for name, one in properties.items() if name not in described.refused}
         named: dict[str, Any] = {"model": {"enum": [model_name]}}
         if "messages" in properties:
             named["messages"] = _MESSAGES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -12,12 +12,16 @@ from starlette.responses import Response
 from launch.front.engine_output import RequestOutput
 from launch.serve.completions import prompt_fields
 from launch.serve.details import usage_reply
+from launch.serve.errors import HttpError
 from launch.serve.fields import as_body, read_object, take
 from launch.serve.generation import whole_response
 from launch.serve.replies import ScoreEntry, ScoreReply
 from launch.serve.state import ReplyHead, ServerState
 from launch.serve.tools import read_calls
 from runtime.messages import RequestMessage
+
+REFUSED: Final = ("max_tokens", "stop", "seed", "top_p", "min_p", "filter_order")
+"""Fields of how a token is drawn and when an output ends: where nothing is generated they say nothing."""
 
 
 class ScoreFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +46,9 @@ async def answer(state: ServerState, request: Request) -> Response:
     """
     score, rest = take(await read_object(request), ScoreFields)
     state.check_model(score.model)
+    for name in REFUSED:
+        if rest.get(name) is not None:
+            raise HttpError(400, f"{name} is given, but a score generates nothing", param=name)
     if score.messages is not None:
         rest["messages"] = read_calls(score.messages)
     bodies = [as_body(rest | prompt) for prompt in prompt_fields(score.prompt)]

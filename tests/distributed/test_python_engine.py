@@ -17,7 +17,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.cli.parse import UsageError
 from launch.engine import Engine, Result
-from launch.front.engine_client import EngineClosedError, RequestFailedError, RequestRefusedError
+from launch.front.engine_errors import EngineClosedError, RequestFailedError, RequestRefusedError
 from launch.node.rank_processes import RanksFailedError
 from runtime.checkpoint_layout import CheckpointError
 

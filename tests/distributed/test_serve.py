@@ -726,6 +726,18 @@ def test_score(http: httpx.Client, client: openai.OpenAI) -> None:
     assert http.post("/v1/score", json={"prompt": "a", "regex": "a"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "field",
+    [{"max_tokens": 5}, {"stop": "x"}, {"seed": 1}, {"top_p": 0.5}, {"min_p": 0}, {"filter_order": "joint"}, {"n": 2}],
+    ids=str,
+)
+def test_a_score_refuses_what_only_generating_has(http: httpx.Client, field: dict[str, Any]) -> None:
+    reply = http.post("/v1/score", json={"prompt": "a"} | field)
+    (name,) = field
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, name), reply.text
+    assert http.post("/v1/score", json={"prompt": "a", name: None}).status_code == 200
+
+
 def test_extensions_in_a_reply(client: openai.OpenAI) -> None:
     asked = {"prompt_logprobs": 1, "logprob_token_ids": [7], "return_support": True, "return_token_ids": True}
     choice = client.completions.create(

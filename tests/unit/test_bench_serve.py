@@ -135,6 +135,8 @@ class ScriptedServer:
             await asyncio.sleep(30)
         elif name == "full":
             writer.write(b'HTTP/1.1 429 Busy\r\nConnection: close\r\n\r\n{"error": "queue_full"}')
+        elif name == "models" and not head.startswith(b"GET /v1/"):
+            writer.write(b"HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\n{}")
         elif name == "models":
             writer.write(b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"data": [{"id": "first"}]}')
         elif name != "gone":
@@ -147,12 +149,15 @@ class ScriptedServer:
         writer.close()
 
 
-def load(requests: list[LoadRequest], concurrency: int | None = None) -> tuple[list[Reply], ScriptedServer]:
+def load(
+    requests: list[LoadRequest], concurrency: int | None = None, *, path: str = "/v1/"
+) -> tuple[list[Reply], ScriptedServer]:
     async def run() -> tuple[list[Reply], ScriptedServer]:
         scripted = ScriptedServer()
         server = await asyncio.start_server(scripted.answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        client = LoadClient(f"http://127.0.0.1:{port}/v1/", "secret", 1.0)
+        client = LoadClient(f"http://127.0.0.1:{port}{path}", "secret", 1.0)
+        await client.locate()
         assert await client.first_model() == "first"
         replies = await client.run(requests, concurrency)
         await client.close()
@@ -191,6 +196,13 @@ def test_replies_and_their_errors(name: str, schema: dict[str, Any] | None, erro
         assert reply.text == 'a\u2028\x85b "c"'
         assert (reply.completion_tokens, reply.finish_reason, len(reply.token_times_s)) == (9, "stop", 2)
         assert reply.token_times_s[1] - reply.token_times_s[0] > 0.01
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
+def test_an_address_may_leave_out_v1(path: str) -> None:
+    (reply,), scripted = load([LoadRequest({"model": "good"}, 0.0, None)], path=path)
+    assert reply.error == ""
+    assert scripted.heads[-1].startswith(b"POST /v1/chat/completions ")
 
 
 def test_a_closed_loop_has_so_many_under_way() -> None:

@@ -16,7 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from launch.exit_codes import ExitCode
-from launch.front.engine_client import EngineClient, EngineClosedError, RequestRefusedError
+from launch.front.engine_client import EngineClient
+from launch.front.engine_errors import EngineClosedError, RequestRefusedError
 from launch.front.engine_link import EngineLink
 from launch.front.engine_output import RequestOutput, gathered
 from launch.front.engine_process import wait_until_ready

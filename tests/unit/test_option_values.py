@@ -143,3 +143,26 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str], monkeypatch
     shown = capsys.readouterr().out
     for option in ("--model", "--tp", "--pp", "--input", "--output", "--json-schema", "--regex", "--ebnf", "--choice"):
         assert option in shown
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_shows_every_name_in_full_where_the_terminal_is_narrow(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in (80, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert parse_command([*path, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert columns > 40 or max(map(len, shown.splitlines())) < 80
+        for option in COMMANDS[path].params:
+            for name in (*option.opts, *option.secondary_opts):
+                assert not name.startswith("-") or re.search(rf"(?<!\S){re.escape(name)}(?![\w-])", shown), name
+
+
+def test_help_of_the_whole_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    parse_command(["--help"])
+    parse_command(["bench", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "..." not in shown.replace("[ARGS]...", "")
+    for path, command in COMMANDS.items():
+        assert command.hidden or f" {path[-1]} {command.help.split('.')[0].splitlines()[0]}" in shown, path

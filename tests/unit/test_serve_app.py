@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from fastapi.testclient import TestClient
 
-from launch.front.engine_client import EngineClient, EngineClosedError
+from launch.front.engine_client import EngineClient
+from launch.front.engine_errors import EngineClosedError
 from launch.front.metrics import EngineMetrics
 from launch.node.rank_processes import RanksFailedError
 from launch.options import EngineOptions, HttpOptions
 from launch.serve.app import create_app
+from launch.serve.journal import Journal
+from launch.serve.journaled import JournaledAnswers
 from launch.serve.keys import ApiKeys
 from launch.serve.state import ServerState
 from runtime.client_socket import ClientSocketError
@@ -57,6 +61,23 @@ def test_more_prompts_than_may_ever_run_are_wrong_and_not_too_many_now() -> None
     reply = TestClient(create_app(state, ApiKeys(()))).post("/v1/completions", json={"prompt": ["a"] * 5})
     assert reply.status_code == 400
     assert "prompt has 5 prompts: at most 4 are taken" in reply.json()["error"]["message"]
+
+
+def test_the_document_tells_of_keys_where_requests_are_kept(tmp_path: Path) -> None:
+    state, keys = server_state(EngineClosedError("closing"), HttpOptions()), ApiKeys(())
+    journal = JournaledAnswers(Journal(tmp_path / "journal", keep_s=60.0, limit_bytes=1 << 20))
+    for kept in (None, journal):
+        paths = create_app(state, keys, journal=kept).openapi()["paths"]
+        headers = {
+            path: [it["name"] for it in one.get("post", {}).get("parameters", [])] for path, one in paths.items()
+        }
+        told = {path for path, names in headers.items() if "Idempotency-Key" in names}
+        wanted = set() if kept is None else {"/v1/completions", "/v1/chat/completions", "/v1/score"}
+        assert told == wanted
+        assert {path for path in paths if "507" in paths[path].get("post", {}).get("responses", {})} == wanted
+    document = create_app(state, keys).openapi()["components"]["schemas"]
+    assert "seed" not in document["ScoreRequest"]["properties"]
+    assert "seed" in document["ChatRequest"]["properties"]
 
 
 def test_head_is_answered_as_get_without_a_body() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from launch.front.engine_client import RequestRefusedError
+from launch.front.engine_errors import RequestRefusedError
 from launch.front.engine_output import RequestOutput
 from launch.serve.chat import ChatAssembler
 from launch.serve.chat_fields import ChatFields, chat_job

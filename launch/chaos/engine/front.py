@@ -19,7 +19,7 @@ from launch.chaos.outside import find_process, strike
 from launch.chaos.record import CellFolder
 from launch.engine import Engine
 from launch.exit_codes import ExitCode
-from launch.front.engine_client import EngineClosedError, RequestFailedError, RequestRefusedError
+from launch.front.engine_errors import EngineClosedError, RequestFailedError, RequestRefusedError
 from launch.node.parent_death import die_with_parent
 from launch.node.rank_fault import FaultReport
 from launch.node.rank_processes import RanksFailedError, Terminated, raise_on_signals
