@@ -17,7 +17,7 @@ from runtime.consensus import Consensus
 from runtime.engine import EngineParts, OutputSink, RankEngine, SilentSink
 from runtime.grammar_role import FirstStageGrammars, GrammarRole, LaterStageGrammars
 from runtime.intake import ActionSource, Intake
-from runtime.leader import GrammarWatch
+from runtime.leader_needs import GrammarWatch
 from runtime.model import DecoderStage
 from runtime.model_config import ModelConfig
 from runtime.rank_status import RankStatus, StepRecord

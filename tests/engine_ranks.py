@@ -28,7 +28,7 @@ from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary, l
 from runtime.checkpoint import open_checkpoint
 from runtime.engine_statistics import SchedulerStatistics
 from runtime.intake import Patience
-from runtime.leader import GrammarWatch
+from runtime.leader_needs import GrammarWatch
 from runtime.messages import Action, AddSequence, EndSequence, ErrorInfo, FinishReason, StopRanks
 from runtime.model import DecoderStage
 from runtime.plan import PlanRow, StepPlan

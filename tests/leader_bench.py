@@ -11,7 +11,8 @@ from grammar_sync.agreement import GrammarFailure, Verdict
 from grammar_sync.statistics import GrammarStatistics
 from runtime.held_outputs import HeldOutputs, OutputChecks
 from runtime.intake import Patience
-from runtime.leader import Leader, LeaderLimits
+from runtime.leader import Leader
+from runtime.leader_needs import LeaderLimits
 from runtime.messages import (
     Action,
     AddSequence,

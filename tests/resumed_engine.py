@@ -22,7 +22,8 @@ from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, grammar_vocabulary
 from runtime.checkpoint import open_checkpoint
 from runtime.engine_statistics import EngineStatistics
-from runtime.leader import Leader, LeaderLimits
+from runtime.leader import Leader
+from runtime.leader_needs import LeaderLimits
 from runtime.messages import Accepted, ClientMessage, EngineMessage, EngineReady, Finished, Shutdown, Submit, TokenDelta
 from runtime.model import DecoderStage
 from runtime.request_builder import RequestBuilder

@@ -36,7 +36,8 @@ from runtime.client_socket import LeaderSocket
 from runtime.engine import RankEngine
 from runtime.held_outputs import HeldOutputs
 from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
-from runtime.leader import Leader, LeaderLimits
+from runtime.leader import Leader
+from runtime.leader_needs import LeaderLimits
 from runtime.messages import EngineReady, InvariantFacts
 from runtime.model import DecoderStage
 from runtime.model_config import check_parallel
