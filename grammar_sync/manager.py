@@ -79,9 +79,16 @@ class _Sequence:
 
 
 class MasksUnderWay(NamedTuple):
-    """Masks that are being filled, and whose they are."""
+    """Masks that are being filled.
+
+    Attributes:
+        sequence_ids: Whose each mask is.
+        guessed: How many guessed tokens each mask follows.
+        pending: The masks.
+    """
 
     sequence_ids: tuple[int, ...]
+    guessed: tuple[int, ...]
     pending: PendingMasks
 
 
@@ -250,10 +257,16 @@ class GrammarManager:
         """
         return self._started(sequence_id, "is_terminated")[1].is_terminated()
 
-    def begin_masks(self, sequence_ids: Sequence[int]) -> MasksUnderWay:
+    def begin_masks(
+        self, sequence_ids: Sequence[int], drafts: Sequence[tuple[int, ...]] | None = None
+    ) -> MasksUnderWay:
         """Begins to fill the masks of the sequences' next tokens, without waiting.
 
         Until ``finish_masks`` none of them may be moved on.
+
+        Args:
+            sequence_ids: The sequences.
+            drafts: What is guessed to come next in each: a mask more for every token. None = nothing.
 
         Raises:
             GrammarStateError: A sequence is not known, was not started, or has terminated.
@@ -264,19 +277,31 @@ class GrammarManager:
             if matcher.is_terminated():
                 raise GrammarStateError(f"begin_masks: sequence {sequence_id} has terminated")
             matchers.append(None if sequence.refused else matcher)
-        return MasksUnderWay(tuple(sequence_ids), self._filler.begin(matchers))
+        drafts = [()] * len(matchers) if drafts is None else drafts
+        places = [
+            (sequence_id, guessed)
+            for sequence_id, draft in zip(sequence_ids, drafts, strict=True)
+            for guessed in range(1 + len(draft))
+        ]
+        return MasksUnderWay(
+            tuple(sequence_id for sequence_id, _ in places),
+            tuple(guessed for _, guessed in places),
+            self._filler.begin(matchers, drafts),
+        )
 
     def finish_masks(self, under_way: MasksUnderWay) -> FilledMasks:
         """Returns the masks, in the order asked for; waits for them within the deadline of a fill.
 
         A row whose fill failed or was given up has a fault, and its sequence must end: nothing else of it can be used.
+        A fault of a mask that follows a guess is of that guess alone.
         """
         filled = self._filler.finish(under_way.pending)
-        for sequence_id, fault, row_s in zip(under_way.sequence_ids, filled.faults, filled.seconds, strict=True):
+        columns = (under_way.sequence_ids, under_way.guessed, filled.faults, filled.seconds)
+        for sequence_id, guessed, fault, row_s in zip(*columns, strict=True):
             sequence = self._sequence(sequence_id, "finish_masks")
             sequence.mask_s += row_s
             sequence.mask_rows += 1
-            sequence.refused |= fault is not RowFault.NONE
+            sequence.refused |= fault is not RowFault.NONE and guessed == 0
         return filled
 
     def release(self, sequence_id: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from hashlib import blake2b
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from grammar_sync.engines.backend import Matcher
+from grammar_sync.engines.backend import Matcher, MatcherError
 from grammar_sync.fill_pool import CallBatch, CallState, FillPool
 from grammar_sync.vocabulary import GrammarVocabulary
 from pp.link import StageLink, Tag
@@ -59,11 +59,11 @@ class FilledMasks(NamedTuple):
 
 
 class PendingMasks(NamedTuple):
-    """Fills under way: the rows' words, the calls that fill them, and which row each call is for."""
+    """Fills under way: the rows' words, the calls that fill them, and which rows each call is for."""
 
     words: torch.Tensor
     batch: CallBatch
-    rows: list[int]
+    rows: list[range]
 
 
 class MaskFiller:
@@ -81,23 +81,42 @@ class MaskFiller:
         tail_bits = vocabulary.vocab_size % _WORD_BITS
         self._last_word = (1 << tail_bits) - 1 if tail_bits else _UNCONSTRAINED
 
-    def begin(self, matchers: Sequence[Matcher | None]) -> PendingMasks:
+    def begin(
+        self, matchers: Sequence[Matcher | None], drafts: Sequence[tuple[int, ...]] | None = None
+    ) -> PendingMasks:
         """Begins to fill the masks of ``matchers``; engines release the GIL meanwhile.
 
         None of the matchers may have terminated, nor be used before ``finish``. A row without a matcher is refused.
         The rows are a new tensor, because a send may still hold the last one, and a fill that was given up its row.
+
+        Args:
+            matchers: Of the sequences, each in its state.
+            drafts: What is guessed to come next in each: its row is followed by one for every token, the mask of what
+                comes after it. A row behind a guess that the grammar does not allow allows everything: nobody will
+                draw that guess. None = nothing is guessed.
         """
+        drafts = [()] * len(matchers) if drafts is None else drafts
+        starts, row_count = [], 0
+        for draft in drafts:
+            starts.append(row_count)
+            row_count += 1 + len(draft)
         # Other threads write to it, which a tensor that is born in inference mode would not let them.
         with torch.inference_mode(mode=False):
             # An engine may leave words untouched where it has no constraint; padding is never allowed.
-            words = torch.full((len(matchers), self._row_words), _UNCONSTRAINED, dtype=torch.int32)
+            words = torch.full((row_count, self._row_words), _UNCONSTRAINED, dtype=torch.int32)
             words[:, self._filled_words :] = 0
-            calls = [
-                partial(matcher.fill, words[row, : self._filled_words])
-                for row, matcher in enumerate(matchers)
-                if matcher is not None
-            ]
-        rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
+            filled = words[:, : self._filled_words]
+            calls: list[Callable[[], None]] = []
+            rows: list[range] = []
+            for row, matcher in zip(starts, matchers, strict=True):
+                if matcher is not None:
+                    calls.append(partial(matcher.fill, filled[row]))
+                    rows.append(range(row, row + 1))
+            for row, matcher, draft in zip(starts, matchers, drafts, strict=True):
+                ahead = None if matcher is None or not draft else _copied(matcher)
+                if ahead is not None:
+                    rows.append(range(row + 1, row + 1 + len(draft)))
+                    calls.append(partial(_fill_behind, ahead, draft, filled[row + 1 : row + 1 + len(draft)]))
         return PendingMasks(words, self._pool.submit(calls), rows)
 
     def finish(self, pending: PendingMasks) -> FilledMasks:
@@ -105,8 +124,10 @@ class MaskFiller:
         words = pending.words
         faults = [RowFault.REFUSED] * len(words)
         seconds, messages = [0.0] * len(words), [""] * len(words)
-        for row, result in zip(pending.rows, self._pool.wait(pending.batch), strict=True):
-            faults[row], seconds[row], messages[row] = _FAULT_OF[result.state], result.seconds, result.message
+        for rows, result in zip(pending.rows, self._pool.wait(pending.batch), strict=True):
+            seconds[rows.start] = result.seconds
+            for row in rows:
+                faults[row], messages[row] = _FAULT_OF[result.state], result.message
         words[:, self._filled_words - 1] &= self._last_word
         # A fill that was given up may still write to its row: what is sent is a copy.
         if any(fault is RowFault.LATE for fault in faults):
@@ -121,6 +142,28 @@ class MaskFiller:
     def fill(self, matchers: Sequence[Matcher]) -> FilledMasks:
         """Returns the masks of ``matchers``, none of which may have terminated."""
         return self.finish(self.begin(matchers))
+
+
+def _copied(matcher: Matcher) -> Matcher | None:
+    """Returns a copy to try guesses on: whatever becomes of it, the matcher itself stays where it is."""
+    try:
+        return matcher.copy()
+    except MatcherError:
+        return None
+
+
+def _fill_behind(matcher: Matcher, draft: tuple[int, ...], rows: torch.Tensor) -> None:
+    """Fills, for each token of a draft, what may follow it, up to the first that the grammar does not allow.
+
+    Args:
+        matcher: Its own; it is moved on.
+        draft: K tokens.
+        rows: int32 [K, words].
+    """
+    for token_id, row in zip(draft, rows.unbind(), strict=True):
+        if not matcher.accept(token_id) or matcher.is_terminated():
+            return
+        matcher.fill(row)
 
 
 _FAULT_OF = {CallState.DONE: RowFault.NONE, CallState.FAILED: RowFault.FAILED, CallState.LATE: RowFault.LATE}

@@ -12,6 +12,7 @@ from launch.cli.parse import UsageError
 from launch.commands import GenerateCommand
 from launch.invariant_check import check_invariant
 from launch.options import EngineOptions
+from launch.speculate import speculation_limits
 from pp.partition import layer_ranges
 from runtime.checkpoint import open_checkpoint
 from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
@@ -45,6 +46,7 @@ def check_engine(engine: EngineOptions) -> ModelConfig:
     config = open_checkpoint(engine.model).config
     check_parallel(config, engine.tp, engine.pp)
     check_invariant(engine, config)
+    speculation_limits(engine.speculate)
     _check_kv_cache(config, engine)
     try:
         marker_pair(engine.reasoning_start_marker, engine.reasoning_marker)

@@ -53,6 +53,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
         max_batch_tokens: Tokens of one step.
         kv_cache_bytes: KV cache of one rank; None = from its free memory.
         prefix_cache: Whether requests may reuse KV entries that others computed for the same tokens.
+        speculate: ``ngram:K`` = up to K next tokens are guessed from a sequence's own and checked at once; None = off.
         grammar_timeout_s: Seconds of CPU that a grammar may take to compile.
         grammar_backend: Which grammar engines may be used.
         grammar_memory_bytes: Memory that a compile may take.
@@ -81,6 +82,7 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     max_batch_tokens: int = 2048
     kv_cache_bytes: int | None = None
     prefix_cache: bool = True
+    speculate: str | None = None
     grammar_timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=LONGEST_S)] = 10.0
     reasoning_marker: str | None = None
     reasoning_start_marker: str | None = None

@@ -389,7 +389,7 @@ class RankEngine:
             table = scheduler.blocks.table(row.sequence_id)
             if row.copied >= 0:
                 copies.append((row.copied, table.blocks[row.start // cache.block_tokens]))
-            token_ids = scheduler[row.sequence_id].token_ids(row.start, row.length)
+            token_ids = [*scheduler[row.sequence_id].token_ids(row.start, row.length - len(row.draft)), *row.draft]
             chunks.append(Chunk(row.sequence_id, token_ids, row.start, logit_rows(row), table))
         cache.copy(copies)
         return pack(chunks, cache.block_tokens, self._parts.stage.device)

@@ -57,6 +57,8 @@ class SchedulerStatistics:
         looked_up_tokens: Tokens of admitted sequences.
         hit_tokens: Those of them whose KV entries were there.
         preemptions: How often a sequence's blocks were taken from it.
+        drafted_tokens: Guessed tokens that were checked.
+        accepted_tokens: Those of them that were right.
     """
 
     waiting: int = 0
@@ -69,6 +71,8 @@ class SchedulerStatistics:
     looked_up_tokens: int = 0
     hit_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class CheckCounters(msgspec.Struct):

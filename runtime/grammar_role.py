@@ -76,8 +76,8 @@ class FirstStageGrammars:
     def begin_masks(self, plan: StepPlan) -> None:
         """Begins to fill the masks of a plan's constrained rows, in row order."""
         if plan.constrained_rows:
-            rows = plan.sampling_rows
-            self._under_way = self._manager.begin_masks([rows[row].sequence_id for row in plan.constrained_rows])
+            rows = [row for row in plan.rows if row.constrained]
+            self._under_way = self._manager.begin_masks([row.sequence_id for row in rows], [row.draft for row in rows])
 
     def send_masks(self, plan: StepPlan) -> tuple[int, ...] | None:
         """Sends this rank's vocabulary slice of the masks that were begun; waits for those that are not filled yet.
@@ -97,8 +97,9 @@ class FirstStageGrammars:
             )
         under_way, self._under_way = self._under_way, None
         filled = self._manager.finish_masks(under_way)
-        for sequence_id, fault, message in zip(under_way.sequence_ids, filled.faults, filled.messages, strict=True):
-            if fault is not RowFault.NONE:
+        columns = (under_way.sequence_ids, under_way.guessed, filled.faults, filled.messages)
+        for sequence_id, guessed, fault, message in zip(*columns, strict=True):
+            if fault is not RowFault.NONE and guessed == 0:
                 _LOG.error("step %d: no mask for sequence %d (%s): %s", plan.step, sequence_id, fault.name, message)
         checksums = self._masks.send(plan.constrained_rows, filled.words, filled.faults)
         if not any(filled.faults):

@@ -76,6 +76,17 @@ class BlockTable:
             self.runs.append([first, count])
         self.blocks.extend(range(first, first + count))
 
+    def cut(self, keep: int) -> list[int]:
+        """Takes all blocks behind the first ``keep`` away; returns them."""
+        taken = self.blocks[keep:]
+        for _ in taken:
+            self.runs[-1][1] -= 1
+            if not self.runs[-1][1]:
+                self.runs.pop()
+        del self.blocks[keep:]
+        self.announced = min(self.announced, keep)
+        return taken
+
 
 class BlockPool:
     """All blocks of the pool, the same on every rank.
@@ -194,6 +205,23 @@ class BlockPool:
             first, length = self._place(table.next_block, count, count + ahead)
             self._append(table, first, length)
             count -= length
+        self._earmark(table, ahead)
+
+    def give_back(self, table: BlockTable, keep: int, ahead: int) -> None:
+        """Frees the blocks of a table behind the first ``keep``, which nobody shares and whose content nobody knows.
+
+        Args:
+            table: Whose they are.
+            keep: How many stay.
+            ahead: How many it may need again, as in ``take``.
+        """
+        if len(table) <= keep:
+            return
+        self._drop_earmark(table)
+        for block in table.cut(keep):
+            self._references[block] = 0
+            self._states[block] = _FREE
+            self._num_used -= 1
         self._earmark(table, ahead)
 
     def release(self, table: BlockTable) -> None:

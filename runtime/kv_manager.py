@@ -112,12 +112,33 @@ class KVBlockManager:
             self.pool.take(table, missing, self._ahead(sequence))
         return True
 
-    def computed(self, sequence: Sequence, start: int) -> None:
-        """Notes that a plan computes a sequence's tokens from ``start`` up to ``num_computed``."""
+    def grow_ahead(self, sequence: Sequence, wanted: int, headroom: int) -> int:
+        """Makes room for up to ``wanted`` guessed tokens behind those of a sequence that runs; returns for how many.
+
+        Args:
+            sequence: One that has room for all its tokens.
+            wanted: How many are guessed.
+            headroom: How many blocks must be left.
+        """
+        table = self._tables[sequence.sequence_id]
+        most = len(table) + max(self.pool.available - headroom, 0)
+        fitting = min(wanted, most * self.block_tokens - sequence.num_tokens)
+        missing = self._blocks_for(sequence.num_tokens + fitting) - len(table)
+        if missing > 0:
+            self.pool.take(table, missing, self._ahead(sequence))
+        return fitting
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Takes back the blocks behind a sequence's tokens: those of guesses that were wrong."""
+        table = self._tables[sequence.sequence_id]
+        self.pool.give_back(table, self._blocks_for(sequence.num_tokens), self._ahead(sequence))
+
+    def computed(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Notes that a sequence's tokens from ``start`` up to ``stop`` (excluded) are computed, by a plan at last."""
         if not self._prefix_cache:
             return
         blocks, size = self._tables[sequence.sequence_id].blocks, self.block_tokens
-        for index in range(start // size, sequence.num_computed // size):
+        for index in range(start // size, stop // size):
             key, before = self._key(sequence, index), self._key_before(sequence, index)
             token_ids = tuple(sequence.token_ids(index * size, size))
             self.pool.remember(blocks[index], BlockContent(key, before, token_ids))

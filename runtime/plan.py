@@ -41,6 +41,7 @@ class PlanRow:
         copied: The block whose contents the one that holds ``start`` begins with, copied before the step; −1 = none.
         scores: Whether each of its tokens tells the logprob of the next token of the prompt.
         reports: Whether the new token's logprobs or support are reported.
+        draft: What is guessed to follow the newest token: its ``length`` counts them, each yields a token too.
     """
 
     sequence_id: int
@@ -52,11 +53,12 @@ class PlanRow:
     copied: int = -1
     scores: bool = False
     reports: bool = False
+    draft: tuple[int, ...] = ()
 
 
 def logit_rows(row: PlanRow) -> int:
     """Returns how many of a row's tokens, from the last one back, need logits."""
-    return row.length if row.scores else int(row.samples)
+    return row.length if row.scores else int(row.samples) + len(row.draft)
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,17 @@ class StepPlan:
 
     @cached_property
     def sampling_rows(self) -> tuple[PlanRow, ...]:
-        """The rows that sample, in order."""
-        return tuple(row for row in self.rows if row.samples)
+        """The row of each token that the step draws, in order: a row is there once, and once more for each guess."""
+        return tuple(row for row in self.rows if row.samples for _ in range(1 + len(row.draft)))
+
+    @cached_property
+    def guessed(self) -> tuple[int, ...]:
+        """For each of ``sampling_rows`` how many guessed tokens its token follows."""
+        return tuple(ahead for row in self.rows if row.samples for ahead in range(1 + len(row.draft)))
 
     @cached_property
     def constrained_rows(self) -> tuple[int, ...]:
-        """The indices within ``sampling_rows`` of the rows that need a mask."""
+        """The indices within ``sampling_rows`` of the tokens that need a mask."""
         return tuple(index for index, row in enumerate(self.sampling_rows) if row.constrained)
 
     @cached_property
@@ -118,6 +125,7 @@ class PlanDigest:
         for row in rows:
             flags = row.samples | row.constrained << 1 | row.scores << 2 | row.reports << 3
             values += (row.sequence_id, row.start, row.length, flags, row.copied, len(row.new_blocks), *row.new_blocks)
+            values += (len(row.draft), *row.draft)
         self._state.update(struct.pack(f"<{len(values)}q", *values))
         return self.value
 

@@ -115,14 +115,18 @@ class SamplingPart:
             logits: [L, Vs] float32, this rank's slice, of every token that samples or scores; overwritten.
             hidden: [L, D], what they were computed from; needed by the audit.
         """
-        sampling, sampling_at, prompts, at = [], [], {}, 0
+        sampling: list[Sequence] = []
+        sampling_at: list[int] = []
+        prompts: dict[int, list[TokenReport]] = {}
+        at = 0
         for index, (row, sequence) in enumerate(zip(plan.rows, sequences, strict=True)):
             stop = at + logit_rows(row)
             if row.scores:
                 prompts[index] = self._score(row, sequence, logits[at:stop])
             if row.samples:
-                sampling.append(sequence)
-                sampling_at.append(stop - 1)
+                drawn = 1 + len(row.draft)
+                sampling += [sequence] * drawn
+                sampling_at += range(stop - drawn, stop)
             at = stop
         if not sampling:
             none = torch.empty(0, dtype=torch.int64)
@@ -131,8 +135,10 @@ class SamplingPart:
         if len(sampling_at) < at:
             logits = logits[drawn_rows]
         mask_words, mask_faults, checksums = self._received_masks(plan)
-        positions = [len(sequence.output_token_ids) for sequence in sampling]
-        info = self._assembled(plan.step % len(self._slots), sampling)
+        positions = [
+            len(sequence.output_token_ids) + guessed for sequence, guessed in zip(sampling, plan.guessed, strict=True)
+        ]
+        info = self._batch(plan, sampling)
         audited = None
         if self._auditor is not None and hidden is not None:
             audited = self._auditor.draw(hidden[drawn_rows], info, positions, mask_words)
@@ -207,6 +213,14 @@ class SamplingPart:
         faults[constrained] = torch.tensor(reasons, dtype=torch.int32)
         return words.to(self._device), faults.to(self._device), received.checksums
 
+    def _batch(self, plan: StepPlan, sampling: Rows[Sequence]) -> SamplingBatchInfo:
+        """Returns the parameters of a plan's sampling rows, each as if all that it follows had been drawn."""
+        if not any(plan.guessed):
+            return self._assembled(plan.step % len(self._slots), sampling)
+        places = zip(plan.sampling_rows, plan.guessed, sampling, strict=True)
+        rows = [self._sampling_row(sequence, row.draft[:guessed]) for row, guessed, sequence in places]
+        return SamplingBatchInfo.from_rows(rows, device=self._device)
+
     def _assembled(self, slot: int, sequences: Rows[Sequence]) -> SamplingBatchInfo:
         """Returns the parameters of ``sequences``, row for row, with their penalty state up to date."""
         old = self._slots[slot]
@@ -241,20 +255,21 @@ class SamplingPart:
         return _Assembled(list(sequences), info, known)
 
     def _build(self, sequences: Rows[Sequence]) -> _Assembled:
-        rows = [
-            RowSampling(
-                params=sequence.params,
-                seed=sequence.seed,
-                choice=sequence.choice,
-                stop_ids=self._banned_until_min_tokens(sequence),
-                bad_words_token_ids=sequence.bad_words_token_ids,
-                prompt_ids=sequence.prompt_token_ids,
-                output_ids=tuple(sequence.output_token_ids),
-            )
-            for sequence in sequences
-        ]
+        rows = [self._sampling_row(sequence) for sequence in sequences]
         info = SamplingBatchInfo.from_rows(rows, device=self._device)
         return _Assembled(list(sequences), info, [len(sequence.output_token_ids) for sequence in sequences])
+
+    def _sampling_row(self, sequence: Sequence, draft: tuple[int, ...] = ()) -> RowSampling:
+        """Returns the row that draws what follows a sequence's tokens and ``draft``."""
+        return RowSampling(
+            params=sequence.params,
+            seed=sequence.seed,
+            choice=sequence.choice,
+            stop_ids=self._banned_until_min_tokens(sequence),
+            bad_words_token_ids=sequence.bad_words_token_ids,
+            prompt_ids=sequence.prompt_token_ids,
+            output_ids=(*sequence.output_token_ids, *draft),
+        )
 
     def _banned_until_min_tokens(self, sequence: Sequence) -> tuple[int, ...]:
         if sequence.params.min_tokens == 0:

@@ -7,14 +7,15 @@ not agreed ready is not scheduled and delays nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from grammar_sync.agreement import Verdict
+from runtime.drafter import Drafter
 from runtime.engine_statistics import SchedulerStatistics
 from runtime.kv_manager import KVBlockManager
 from runtime.messages import ErrorInfo, FinishReason
-from runtime.plan import PlanDigest, StepPlan
+from runtime.plan import PlanDigest, PlanRow, StepPlan
 from runtime.sequence import Sequence, SequenceState
 from runtime.step_planner import SchedulerLimits, SequenceQueues, StepPlanner, enqueue
 
@@ -33,6 +34,7 @@ class Scheduler:
         self.blocks = KVBlockManager(
             limits.kv_cache_tokens // limits.block_tokens, limits.block_tokens, prefix_cache=limits.prefix_cache
         )
+        self._drafter = Drafter(limits.speculation, self._eos_token_ids)
         self._totals = SchedulerStatistics()
         self._digest = PlanDigest()
 
@@ -58,6 +60,8 @@ class Scheduler:
             used_blocks=pool.used,
             cached_blocks=pool.cached,
             evicted_blocks=pool.evictions,
+            drafted_tokens=self._drafter.drafted,
+            accepted_tokens=self._drafter.accepted,
         )
 
     @property
@@ -136,7 +140,7 @@ class Scheduler:
     def plan(self, step: int) -> StepPlan:
         """Returns what this step runs and marks it as in flight; no rows when nothing can run."""
         self.blocks.begin_plan()
-        planner = StepPlanner(step, self._limits, self._queues, self.blocks)
+        planner = StepPlanner(step, self._limits, self._queues, self.blocks, self._drafter)
         planner.fill()
         self._totals.prefill_tokens += planner.prefill_tokens
         self._totals.looked_up_tokens += planner.looked_up_tokens
@@ -145,33 +149,65 @@ class Scheduler:
         rows, preempted = tuple(planner.rows), tuple(planner.preempted)
         return StepPlan(step, rows, self._digest.update_rows(step, rows, preempted), preempted)
 
-    def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> list[int]:
-        """Appends a step's tokens to its sampling rows; returns the indices of those that were not ended meanwhile.
+    def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> Iterator[int]:
+        """Appends a step's tokens to its sequences, each when the caller asks for it.
+
+        Yields the indices of those that were appended, or were an error, when they are the newest of their sequences:
+        not those of sequences that were ended meanwhile, nor those that follow a wrong guess.
 
         Args:
             plan: A plan that is in flight.
             token_ids: One id for each of ``plan.sampling_rows``.
             errors: What went wrong with each of them, if something did.
         """
+        drawn = tuple(zip(plan.sampling_rows, token_ids, errors, strict=True))
         for row in plan.rows:
             self._sequences[row.sequence_id].in_flight = False
         self._digest.update_tokens(plan.step, token_ids, [int(error is not None) for error in errors])
-        committed = []
-        for index, (row, token_id, error) in enumerate(zip(plan.sampling_rows, token_ids, errors, strict=True)):
-            sequence = self._sequences[row.sequence_id]
-            if sequence.state is SequenceState.FINISHED:
-                continue
-            committed.append(index)
-            if error is not None:
+        return self._commit_drawn(drawn)
+
+    def _commit_drawn(self, drawn: tuple[tuple[PlanRow, int, ErrorInfo | None], ...]) -> Iterator[int]:
+        start = 0
+        while start < len(drawn):
+            row = drawn[start][0]
+            stop = start + 1 + len(row.draft)
+            if self._sequences[row.sequence_id].state is not SequenceState.FINISHED:
+                outcomes = [(token_id, error) for _, token_id, error in drawn[start:stop]]
+                yield from (start + index for index in self._commit_row(row, outcomes))
+            start = stop
+
+    def _commit_row(self, row: PlanRow, outcomes: list[tuple[int, ErrorInfo | None]]) -> Iterator[int]:
+        """Appends a row's tokens up to the first that was not guessed right; yields their indices."""
+        sequence = self._sequences[row.sequence_id]
+        accepted = 0
+        for index, (token_id, error) in enumerate(outcomes):
+            if error is not None and index == 0:
                 # What a computation made that went wrong is for nobody else.
                 self.blocks.forget(sequence)
                 sequence.finish("error", error)
-                continue
+                yield index
+                return
+            if error is not None:
+                # What fails behind a guess is drawn anew without one: it fails then, or not at all.
+                break
             sequence.output_token_ids.append(token_id)
             reason = sequence.reason_to_finish(self._eos_token_ids)
+            is_right = index < len(row.draft) and row.draft[index] == token_id
+            accepted += is_right
             if reason is not None:
                 sequence.finish(reason)
-        return committed
+            yield index
+            if reason is not None or not is_right:
+                break
+        if row.draft:
+            self._settle_draft(sequence, row, accepted)
+
+    def _settle_draft(self, sequence: Sequence, row: PlanRow, accepted: int) -> None:
+        """Keeps of what was computed for a draft what was right; the newest token is not computed in any case."""
+        sequence.num_computed = min(row.start + 1 + accepted, sequence.num_tokens - 1)
+        self.blocks.computed(sequence, row.start + 1, sequence.num_computed)
+        self.blocks.shrink(sequence)
+        self._drafter.settle(sequence, len(row.draft), accepted)
 
     def finish_scored(self, plan: StepPlan) -> list[Sequence]:
         """Ends the sequences of a committed plan that only wanted their prompt scored and have it; returns them."""

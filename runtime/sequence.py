@@ -8,6 +8,7 @@ from enum import Enum, auto
 from grammar_sync.spec import GrammarSpec
 from grammar_sync.thinking import ThinkingRules
 from runtime.messages import AddSequence, ErrorInfo, FinishReason
+from runtime.speculation import PromptLookup
 from sampler.params import SamplingParams
 
 
@@ -47,6 +48,7 @@ class Sequence:
         preemptions: How often its KV blocks were taken from it.
         prompt_step: The step that computed the last of its prompt; None before.
         in_flight: Whether a step that holds a row of it is not committed yet.
+        lookup: Guesses its next tokens; None before it was first asked.
         ended: Why the output that it came with ends it; None when it does not.
         finish_reason: Why it ended; None before.
         error: What went wrong, if something did.
@@ -74,6 +76,7 @@ class Sequence:
     preemptions: int = 0
     prompt_step: int | None = None
     in_flight: bool = False
+    lookup: PromptLookup | None = None
     ended: FinishReason | None = None
     finish_reason: FinishReason | None = None
     error: ErrorInfo | None = None
@@ -148,14 +151,17 @@ class Sequence:
         self.error = error
 
     def reason_to_finish(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """Returns why the sequence ends with its last token, or None; a function of replicated state alone.
+        """Returns why the sequence ends with its last token, or None; a function of replicated state alone."""
+        if self.is_stop(self.output_token_ids[-1], eos_token_ids):
+            return "stop"
+        return "length" if len(self.output_token_ids) >= self.max_tokens else None
+
+    def is_stop(self, token_id: int, eos_token_ids: frozenset[int]) -> bool:
+        """Returns whether a token ends the sequence.
 
         A grammar allows an end-of-sequence id only where its output is complete, so such an id ends a constrained
         sequence whatever ``ignore_eos`` says. ``ignore_eos`` leaves the user's own stop ids in force.
         """
-        token_id = self.output_token_ids[-1]
         if token_id in self.params.stop_token_ids:
-            return "stop"
-        if token_id in eos_token_ids and (self.grammar is not None or not self.params.ignore_eos):
-            return "stop"
-        return "length" if len(self.output_token_ids) >= self.max_tokens else None
+            return True
+        return token_id in eos_token_ids and (self.grammar is not None or not self.params.ignore_eos)

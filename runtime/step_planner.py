@@ -8,12 +8,14 @@ computes them anew later. The sequence of the highest rank can so always run to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from runtime.drafter import Drafter
 from runtime.kv_budget import KV_BLOCK_TOKENS
 from runtime.kv_manager import Admission, KVBlockManager
 from runtime.plan import PlanRow
 from runtime.sequence import Sequence, SequenceState
+from runtime.speculation import SpeculationLimits
 
 _PREFILL_PART = 4
 _MOST_DOUBLINGS = 3
@@ -31,6 +33,7 @@ class SchedulerLimits:
         max_scored_tokens: Prompt tokens of one step whose logprobs are reported: each needs a row of logits.
         block_tokens: KV entries of a block.
         prefix_cache: Whether a sequence may reuse KV entries that another one computed for the same tokens.
+        speculation: How many tokens are guessed.
     """
 
     max_num_seqs: int
@@ -40,6 +43,7 @@ class SchedulerLimits:
     max_scored_tokens: int = 256
     block_tokens: int = KV_BLOCK_TOKENS
     prefix_cache: bool = True
+    speculation: SpeculationLimits = field(default_factory=SpeculationLimits)
 
 
 @dataclass(slots=True)
@@ -75,18 +79,23 @@ class StepPlanner:
         limits: How much may run.
         queues: What could run; sequences are moved between them.
         blocks: Gives and takes KV blocks.
+        drafter: Guesses tokens.
     """
 
-    def __init__(self, step: int, limits: SchedulerLimits, queues: SequenceQueues, blocks: KVBlockManager) -> None:
+    def __init__(
+        self, step: int, limits: SchedulerLimits, queues: SequenceQueues, blocks: KVBlockManager, drafter: Drafter
+    ) -> None:
         self._step = step
         self._limits = limits
         self._queues = queues
         self._blocks = blocks
+        self._drafter = drafter
         active = min(len(queues.running) + len(queues.waiting), limits.max_num_seqs)
         # With several steps in flight each takes an even share of the sequences, so that all stages have work.
         self._max_rows = -(-active // limits.in_flight_steps)
         self._budget = limits.max_batch_tokens
         self._scored_budget = limits.max_scored_tokens
+        self._draft_budget = 0
         self._short = False
         self.rows: list[PlanRow] = []
         self.preempted: list[int] = []
@@ -104,6 +113,7 @@ class StepPlanner:
         if prefills or self._queues.waiting:
             kept_tokens = max(self._budget // _PREFILL_PART, min(self._budget - 1, 1))
             kept_rows = min(self._max_rows - 1, 1)
+        self._draft_budget = self._drafter.budget(self._budget - kept_tokens - len(decodes))
         first = min(self._budget - kept_tokens, self._max_rows - kept_rows)
         for sequence in decodes[:first]:
             self._decode(sequence)
@@ -133,7 +143,15 @@ class StepPlanner:
                 self._short = True
                 return
             self._preempt(victim)
-        self._run(sequence)
+        self._run(sequence, draft=self._draft(sequence))
+
+    def _draft(self, sequence: Sequence) -> tuple[int, ...]:
+        """Returns what is guessed of a decoding sequence, as far as there are blocks for it that nobody misses."""
+        draft = self._drafter.draft(sequence, self._draft_budget)
+        if draft:
+            draft = draft[: self._blocks.grow_ahead(sequence, len(draft), len(self._queues.running))]
+        self._draft_budget -= len(draft)
+        return draft
 
     def _victim(self, needy: Sequence) -> Sequence | None:
         """Returns the sequence of the lowest rank, below ``needy``, that is not in flight nor in this plan."""
@@ -208,8 +226,14 @@ class StepPlanner:
             return False
         return sequence.num_scored <= sequence.num_computed < len(sequence.prompt_token_ids)
 
-    def _run(self, sequence: Sequence, copied: int = -1) -> None:
-        """Adds a row of a sequence that has its blocks, if there is room for it; ``copied`` is as in ``PlanRow``."""
+    def _run(self, sequence: Sequence, copied: int = -1, draft: tuple[int, ...] = ()) -> None:
+        """Adds a row of a sequence that has its blocks, if there is room for it.
+
+        Args:
+            sequence: Which.
+            copied: As in ``PlanRow``.
+            draft: As in ``PlanRow``; there is room for it in any case.
+        """
         scores = self._scores(sequence)
         if self._is_full or (scores and self._scored_budget <= 0):
             return
@@ -221,6 +245,7 @@ class StepPlanner:
             self._scored_budget -= length
         elif sequence.scores_prompt and start < sequence.num_scored < prompt_length:
             length = min(length, sequence.num_scored - start)
+        length += len(draft)
         self._budget -= length
         self.prefill_tokens += 0 if start >= prompt_length and sequence.num_tokens - start == 1 else length
         sequence.num_computed = start + length
@@ -228,8 +253,8 @@ class StepPlanner:
         sequence.last_step = self._step
         if sequence.prompt_step is None and sequence.num_computed >= prompt_length:
             sequence.prompt_step = self._step
-        self._blocks.computed(sequence, start)
-        samples = sequence.num_computed == sequence.num_tokens and sequence.max_tokens > 0
+        self._blocks.computed(sequence, start, min(sequence.num_computed, sequence.num_tokens))
+        samples = sequence.num_computed >= sequence.num_tokens and sequence.max_tokens > 0
         row = PlanRow(
             sequence_id=sequence.sequence_id,
             start=start,
@@ -240,5 +265,6 @@ class StepPlanner:
             copied=copied,
             scores=scores,
             reports=samples and sequence.params.has_logprobs,
+            draft=draft,
         )
         self.rows.append(row)

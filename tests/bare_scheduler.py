@@ -9,6 +9,7 @@ from runtime.messages import AddSequence
 from runtime.plan import StepPlan
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
+from runtime.speculation import SpeculationLimits
 from runtime.step_planner import SchedulerLimits
 from sampler.params import SamplingParams
 
@@ -48,6 +49,7 @@ def scheduler_of(
     in_flight_steps: int = 1,
     block_tokens: int = 2,
     prefix_cache: bool = True,
+    draft_tokens: int = 0,
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
@@ -56,6 +58,7 @@ def scheduler_of(
         in_flight_steps=in_flight_steps,
         block_tokens=block_tokens,
         prefix_cache=prefix_cache,
+        speculation=SpeculationLimits(draft_tokens),
     )
     return Scheduler(limits, [EOS])
 
@@ -71,7 +74,7 @@ def ids_of(plan: StepPlan) -> list[int]:
 
 def commit(scheduler: Scheduler, plan: StepPlan, token_id: int = 5) -> list[int]:
     count = len(plan.sampling_rows)
-    indices = scheduler.commit(plan, [token_id] * count, [None] * count)
+    indices = list(scheduler.commit(plan, [token_id] * count, [None] * count))
     return [plan.sampling_rows[index].sequence_id for index in indices]
 
 

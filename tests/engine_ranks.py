@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ from runtime.plan import PlanRow, StepPlan
 from runtime.reports import TokenReport
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence
+from runtime.speculation import SpeculationLimits
 from runtime.step_planner import SchedulerLimits
 from runtime.thinking import reasoning_of
 from runtime.tokenizer import Tokenizer
@@ -81,6 +82,7 @@ class Case:
     kv_cache_tokens: int = 1 << 16
     block_tokens: int = 16
     prefix_cache: bool = True
+    draft_tokens: int = 0
     more_ends: tuple[tuple[int, int], ...] = ()
     rounds: int = 1
     device: str = "cpu"
@@ -254,7 +256,7 @@ class RecordingScheduler(Scheduler):
         self.holders.append(frozenset(one for one in self._sequences if one in self.blocks))
         return plan
 
-    def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> list[int]:
+    def commit(self, plan: StepPlan, token_ids: list[int], errors: list[ErrorInfo | None]) -> Iterator[int]:
         self._uncommitted.difference_update(row.sequence_id for row in plan.rows)
         return super().commit(plan, token_ids, errors)
 
@@ -369,6 +371,7 @@ def _limits(case: Case) -> SchedulerLimits:
         in_flight_steps=case.pp,
         block_tokens=case.block_tokens,
         prefix_cache=case.prefix_cache,
+        speculation=SpeculationLimits(case.draft_tokens),
     )
 
 

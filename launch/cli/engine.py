@@ -32,6 +32,7 @@ def engine_options(engine: EngineGroup, generating: GeneratingGroup) -> EngineOp
         max_batch_tokens=engine.max_batch_tokens,
         kv_cache_bytes=engine.kv_cache_bytes,
         prefix_cache=engine.prefix_cache,
+        speculate=engine.speculate,
         threads_per_rank=engine.threads_per_rank,
         trace=engine.trace,
         group_timeout_s=generating.group_timeout,

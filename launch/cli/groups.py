@@ -29,6 +29,7 @@ class EngineGroup:
     max_batch_tokens: types.MaxBatchTokens = 2048
     kv_cache_bytes: types.KvCacheBytes = None
     prefix_cache: types.PrefixCache = True
+    speculate: types.Speculate = None
     threads_per_rank: types.ThreadsPerRank = None
     trace: types.Trace = None
 

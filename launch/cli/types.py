@@ -86,6 +86,15 @@ PrefixCache = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+Speculate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ngram:K",
+        help="Guess up to K next tokens from what followed the same ones before, and check them at once.",
+        show_default="off",
+        rich_help_panel=_ENGINE,
+    ),
+]
 GroupTimeout = Annotated[
     float,
     typer.Option(min=1, max=LONGEST_S, help="Seconds until a collective or message fails.", rich_help_panel=_ENGINE),

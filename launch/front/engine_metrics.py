@@ -82,6 +82,8 @@ def _scheduler(statistics: EngineStatistics) -> Iterator[Metric]:
     yield _counter("prefill_tokens", "Tokens run that were not the newest of an output.", one.prefill_tokens)
     yield _counter("prefix_cache_queried_tokens", "Tokens of admitted choices.", one.looked_up_tokens)
     yield _counter("prefix_cache_hit_tokens", "Those of them whose KV entries were there.", one.hit_tokens)
+    yield _counter("spec_decode_draft_tokens", "Guessed tokens that were checked.", one.drafted_tokens)
+    yield _counter("spec_decode_accepted_tokens", "Those of them that were right.", one.accepted_tokens)
 
 
 def _steps(statistics: EngineStatistics) -> Iterator[Metric]:

@@ -29,6 +29,7 @@ from launch.rank.start_barrier import meet
 from launch.rank.start_facts import share_facts
 from launch.rank.trace import RankTrace
 from launch.rank.weights_kept import kept_weights
+from launch.speculate import speculation_limits
 from pp.partition import layer_ranges
 from runtime.assembly import FirstStagePart, build_engine, load_audit_heads
 from runtime.checkpoint import open_checkpoint
@@ -309,4 +310,5 @@ def _scheduler_limits(options: EngineOptions, kv_cache_tokens: int) -> Scheduler
         in_flight_steps=options.pp,
         block_tokens=KV_BLOCK_TOKENS,
         prefix_cache=options.prefix_cache,
+        speculation=speculation_limits(options.speculate),
     )

@@ -84,6 +84,7 @@ def _abilities(state: ServerState) -> dict[str, Any]:
             "audit": engine.audit,
             "post_check": engine.post_check,
             "prefix_cache": engine.prefix_cache,
+            "speculate": engine.speculate,
             "grammar_backend": engine.grammar_backend,
         },
         "grammars": list(GRAMMAR_FIELDS),

@@ -80,6 +80,7 @@ def test_engine_options() -> None:
         ),
         *("--max-model-len", "128", "--max-num-seqs", "3", "--max-batch-tokens", "5", "--kv-cache-bytes", "1000"),
         "--no-prefix-cache",
+        *("--speculate", "ngram:4"),
         *("--group-timeout", "7.5", "--start-timeout", "9", "--grammar-timeout", "0.5", "--threads-per-rank", "2"),
     )
     assert command.engine == EngineOptions(
@@ -95,6 +96,7 @@ def test_engine_options() -> None:
         max_batch_tokens=5,
         kv_cache_bytes=1000,
         prefix_cache=False,
+        speculate="ngram:4",
         group_timeout_s=7.5,
         start_timeout_s=9.0,
         grammar_timeout_s=0.5,

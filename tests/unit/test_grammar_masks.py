@@ -20,7 +20,7 @@ from grammars import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammar_sync.engines.backend import Matcher, compile_spec
+from grammar_sync.engines.backend import Matcher, MatcherError, compile_spec
 from grammar_sync.engines.xgrammar_backend import XGrammarBackend
 from grammar_sync.masks import MaskError, MaskExchange, MaskFiller, RowFault
 from grammar_sync.spec import parse_grammar
@@ -71,6 +71,61 @@ def mask_of(vocabulary: GrammarVocabulary, fields: dict[str, object], text: str 
     assert filled.faults == [RowFault.NONE]
     assert len(filled.seconds) == 1
     return filled.words[0]
+
+
+class Broken(Lazy):
+    """A matcher whose copies fail as they are filled."""
+
+    def copy(self) -> Broken:
+        return BrokenCopy()
+
+
+class BrokenCopy(Broken):
+    def fill(self, words: torch.Tensor) -> None:
+        raise MatcherError(f"it broke, with {len(words)} words")
+
+
+class NotCopied(Lazy):
+    def copy(self) -> NotCopied:
+        raise MatcherError("it cannot be copied")
+
+
+def test_masks_behind_guesses_are_those_that_come_when_the_guesses_were_drawn() -> None:
+    vocabulary = small_vocabulary()
+    fields: dict[str, object] = {"regex": "ab(cd)+e"}
+    draft = (*encode("b"), *encode("c"), *encode("d"))
+    plain, guessed = matcher_of(vocabulary, fields, "a"), matcher_of(vocabulary, fields, "a")
+    filler = MaskFiller(vocabulary)
+    filled = filler.finish(filler.begin([matcher_of(vocabulary, fields), guessed], [(), draft]))
+    assert filled.faults == [RowFault.NONE] * (2 + len(draft))
+    for row, token_id in enumerate((*draft, None), 1):
+        assert torch.equal(filled.words[row], filler.fill([plain]).words[0])
+        if token_id is not None:
+            assert plain.accept(token_id)
+    assert torch.equal(filler.fill([guessed]).words[0], filled.words[1]), "the matcher itself was moved on"
+
+
+@pytest.mark.parametrize(("draft", "right"), [("bx", 1), ("x", 0), ("be", 1)])
+def test_behind_a_guess_that_is_not_allowed_everything_is(draft: str, right: int) -> None:
+    vocabulary = small_vocabulary(SIZE + 5)
+    filler, token_ids = MaskFiller(vocabulary), tuple(encode(draft))
+    matcher = matcher_of(vocabulary, {"regex": "ab(cd)+e"}, "a")
+    filled = filler.finish(filler.begin([matcher], [token_ids]))
+    assert filled.faults == [RowFault.NONE] * (1 + len(token_ids))
+    for row in range(1 + right):
+        assert 0 < len(allowed_ids(filled.words[row])) < 20
+    for row in range(1 + right, 1 + len(token_ids)):
+        assert allowed_ids(filled.words[row]) == list(range(SIZE + 5))
+
+
+@pytest.mark.parametrize("matcher", [Broken(), NotCopied()])
+def test_an_engine_that_fails_behind_a_guess_leaves_the_row_itself_its_mask(matcher: Matcher) -> None:
+    vocabulary = small_vocabulary()
+    filler = MaskFiller(vocabulary)
+    filled = filler.finish(filler.begin([matcher, Lazy()], [(1, 2), ()]))
+    assert filled.faults[0] is filled.faults[3] is RowFault.NONE
+    assert RowFault.NONE not in filled.faults[1:3]
+    assert not filled.words[1:3].any()
 
 
 def test_control_tokens_are_never_text() -> None:

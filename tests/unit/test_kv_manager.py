@@ -35,7 +35,7 @@ def compute(blocks: KVBlockManager, one: Sequence, until: int | None = None) -> 
     admission = blocks.admit(one, 0)
     start = one.num_computed
     one.num_computed = one.num_tokens if until is None else until
-    blocks.computed(one, start)
+    blocks.computed(one, start, one.num_computed)
     return admission
 
 
@@ -127,7 +127,7 @@ def test_outputs_are_reused_as_well() -> None:
         first.output_token_ids.append(token_id)
         assert blocks.grow(first)
         first.num_computed = first.num_tokens
-        blocks.computed(first, first.num_tokens - 1)
+        blocks.computed(first, first.num_tokens - 1, first.num_tokens)
     blocks.free(first)
     blocks.begin_plan()
     assert reused(blocks, [*range(6), 30, 31, 40, 41]) == (8, False)

@@ -189,6 +189,40 @@ def _draws(
                 sequence.output_token_ids.append(max(token_id, 0))
 
 
+@given(
+    pool=st.lists(_params, min_size=1, max_size=4),
+    drafts=st.lists(st.lists(st.integers(2, 9), max_size=4), min_size=4, max_size=4),
+    follow=st.lists(st.booleans(), min_size=4, max_size=4),
+    outputs=st.lists(st.lists(st.integers(2, 9), max_size=5), min_size=4, max_size=4),
+)
+@settings(max_examples=50, deadline=None)
+def test_behind_guesses_is_drawn_what_is_drawn_once_they_are_committed(
+    pool: list[dict[str, Any]], drafts: list[list[int]], follow: list[bool], outputs: list[list[int]]
+) -> None:
+    """Penalties, min_tokens, seeds and positions: a guess counts as drawn for all that comes behind it."""
+    sequences = [sequence_of(index, **params) for index, params in enumerate(pool)]
+    for sequence, output in zip(sequences, outputs, strict=False):
+        sequence.output_token_ids += output
+    chosen = [tuple(draft) if wanted else () for draft, wanted in zip(drafts, follow, strict=True)][: len(pool)]
+    one_by_one, logits = [], []
+    for sequence, draft in zip(sequences, chosen, strict=True):
+        before = list(sequence.output_token_ids)
+        for guessed in range(1 + len(draft)):
+            sequence.output_token_ids[:] = [*before, *draft[:guessed]]
+            logits.append(logits_of([sequence])[0])
+            one_by_one += Bench().sample(0, [sequence], logits_of([sequence]))
+        sequence.output_token_ids[:] = before
+    rows = tuple(
+        PlanRow(one.sequence_id, one.num_tokens - 1, 1 + len(draft), samples=True, constrained=False, draft=draft)
+        for one, draft in zip(sequences, chosen, strict=True)
+    )
+    bench = Bench()
+    bench.link.begin_step(1)
+    padding = torch.full((len(logits), BLOCKS.padded_size - VOCAB), float("-inf"))
+    drawn = bench.part.sample(StepPlan(1, rows, 0), sequences, torch.cat((torch.stack(logits), padding), dim=1))
+    assert drawn.token_ids.tolist() == one_by_one
+
+
 def test_the_same_rows_keep_their_batch() -> None:
     bench = Bench()
     rows = [sequence_of(0, frequency_penalty=1.0), sequence_of(1)]

@@ -18,6 +18,7 @@ from runtime.messages import AddSequence, ErrorInfo
 from runtime.plan import PlanDigest, PlanRow, StepPlan
 from runtime.scheduler import Scheduler
 from runtime.sequence import Sequence, SequenceState
+from runtime.speculation import SpeculationLimits
 from runtime.step_planner import SchedulerLimits
 
 MOST_TOKENS = 14
@@ -39,11 +40,11 @@ class SimulatedMemory:
                 source, target = row.copied * size, blocks[row.start // size] * size
                 self._slots.update({target + at: self._slots.get(source + at, ()) for at in range(size)})
         for row, sequence, blocks in rows:
-            tokens = sequence.token_ids(0, row.start + row.length)
+            tokens = [*sequence.token_ids(0, row.start + row.length), *row.draft]
             for at in range(row.start, row.start + row.length):
                 self._slots[blocks[at // size] * size + at % size] = tuple(tokens[: at + 1])
         for row, sequence, blocks in rows:
-            tokens = sequence.token_ids(0, row.start + row.length)
+            tokens = [*sequence.token_ids(0, row.start + row.length), *row.draft]
             for at in range(row.start + row.length):
                 assert self._slots.get(blocks[at // size] * size + at % size) == tuple(tokens[: at + 1])
 
@@ -58,6 +59,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         more_blocks=st.integers(0, 4),
         in_flight_steps=st.integers(1, 4),
         prefix_cache=st.booleans(),
+        draft_tokens=st.integers(0, 4),
+        step_tokens=st.integers(0, 6),
     )
     def begin(
         self,
@@ -67,6 +70,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         more_blocks: int,
         in_flight_steps: int,
         prefix_cache: bool,
+        draft_tokens: int,
+        step_tokens: int,
     ) -> None:
         kv_cache_tokens = (-(-MOST_TOKENS // block_tokens) + more_blocks) * block_tokens
         self.limits = SchedulerLimits(
@@ -77,6 +82,7 @@ class SchedulerHistory(RuleBasedStateMachine):
             max_scored_tokens=3,
             block_tokens=block_tokens,
             prefix_cache=prefix_cache,
+            speculation=SpeculationLimits(draft_tokens, step_tokens),
         )
         self.replicas = [Scheduler(self.limits, [EOS]) for _ in range(2)]
         self.memory = SimulatedMemory(block_tokens)
@@ -213,9 +219,14 @@ class SchedulerHistory(RuleBasedStateMachine):
             else:
                 assert row.start == computed
             assert row.length >= 1
-            assert len(sequence.token_ids(row.start, row.length)) == row.length
+            assert len(sequence.token_ids(row.start, row.length)) == row.length - len(row.draft)
             self.computed[row.sequence_id] = row.start + row.length
-            assert row.samples == (row.start + row.length == sequence.num_tokens)
+            assert row.samples == (row.start + row.length - len(row.draft) == sequence.num_tokens)
+            if row.draft:
+                assert row.length == 1 + len(row.draft)
+                assert len(row.draft) <= self.limits.speculation.draft_tokens
+                assert EOS not in row.draft
+                assert row.start + row.length < sequence.capacity_tokens
             assert row.constrained == (row.samples and sequence.grammar is not None)
             if row.scores:
                 assert row.start == self.scored[row.sequence_id], "each prompt token is scored once, in order"
@@ -223,23 +234,50 @@ class SchedulerHistory(RuleBasedStateMachine):
             if row.samples and sequence.scores_prompt:
                 assert self.scored[row.sequence_id] == len(sequence.prompt_token_ids)
         assert sum(row.length for row in plan.rows if row.scores) <= self.limits.max_scored_tokens
+        assert sum(len(row.draft) for row in plan.rows) <= self.limits.speculation.step_tokens
 
     def _commit(self, plan: StepPlan, data: st.DataObject) -> None:
         count = len(plan.sampling_rows)
         outcomes = data.draw(st.lists(st.sampled_from([5, 5, 6, 6, 7, 7, EOS, None]), min_size=count, max_size=count))
+        follows_guess = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+        for index, (row, guessed) in enumerate(zip(plan.sampling_rows, plan.guessed, strict=True)):
+            if guessed < len(row.draft) and follows_guess[index]:
+                outcomes[index] = row.draft[guessed]
         tokens = [-1 if outcome is None else outcome for outcome in outcomes]
         errors = [ErrorInfo("sampling_error", "no token") if outcome is None else None for outcome in outcomes]
         lengths = {row.sequence_id: self.mirrors[row.sequence_id].num_tokens for row in plan.rows}
-        live = [row.sequence_id for row in plan.sampling_rows if row.sequence_id not in self.finished]
+        expected = self._expected_commits(plan, outcomes)
         for replica in self.replicas:
-            committed = replica.commit(plan, tokens, errors)
-            assert [plan.sampling_rows[index].sequence_id for index in committed] == live
-        for row, token_id in zip(plan.sampling_rows, tokens, strict=True):
+            assert list(replica.commit(plan, tokens, errors)) == expected
+        for row in {row.sequence_id: row for row in plan.sampling_rows}.values():
             sequence = self.mirrors[row.sequence_id]
-            grew = row.sequence_id in live and token_id >= 0
+            grew = sum(
+                tokens[index] >= 0 for index in expected if plan.sampling_rows[index].sequence_id == row.sequence_id
+            )
             assert sequence.num_tokens == lengths[row.sequence_id] + grew
             if sequence.state is SequenceState.FINISHED:
                 self.finished.add(row.sequence_id)
+            elif row.draft:
+                assert sequence.num_computed == sequence.num_tokens - 1
+                self.computed[row.sequence_id] = sequence.num_computed
+                blocks = self.scheduler.blocks.table(row.sequence_id).blocks
+                assert len(blocks) == -(-sequence.num_tokens // self.limits.block_tokens), "a guess keeps its block"
+
+    def _expected_commits(self, plan: StepPlan, outcomes: list[int | None]) -> list[int]:
+        """Says, token by token, which of a step's draws a run without speculation would have made too."""
+        expected: list[int] = []
+        goes_on: dict[int, bool] = {}
+        left = {one: sequence.max_tokens - len(sequence.output_token_ids) for one, sequence in self.mirrors.items()}
+        for index, (row, guessed) in enumerate(zip(plan.sampling_rows, plan.guessed, strict=True)):
+            one, outcome = row.sequence_id, outcomes[index]
+            if one in self.finished or (guessed and (not goes_on[one] or outcome is None)):
+                goes_on[one] = False
+                continue
+            expected.append(index)
+            left[one] -= 1
+            is_right = guessed < len(row.draft) and outcome == row.draft[guessed]
+            goes_on[one] = is_right and outcome not in (EOS, None) and left[one] > 0
+        return expected
 
     def _release(self) -> None:
         released = [
@@ -455,7 +493,7 @@ def test_a_failed_row_ends_alone() -> None:
     add(scheduler, action(0), action(1))
     plan = scheduler.plan(1)
     error = ErrorInfo("sampling_error", "step 1, stage 0: no token may be drawn")
-    assert scheduler.commit(plan, [-1, 5], [error, None]) == [0, 1]
+    assert list(scheduler.commit(plan, [-1, 5], [error, None])) == [0, 1]
     committed = [scheduler[0], scheduler[1]]
     assert [(one.finish_reason, one.error, one.output_token_ids) for one in committed] == [
         ("error", error, []),
@@ -492,7 +530,7 @@ def test_one_different_token_shows_in_the_next_digest(prompts: list[int], at: in
             others[row % len(others)] = 6
             diverged = True
         for replica, ids in zip(replicas, (tokens, others), strict=True):
-            replica.commit(plans[0], ids, [None] * len(ids))
+            list(replica.commit(plans[0], ids, [None] * len(ids)))
 
 
 def test_an_abort_that_one_replica_missed_shows_in_the_digest() -> None:
@@ -509,8 +547,8 @@ def test_a_failed_row_and_a_drawn_one_give_different_digests() -> None:
     for replica in replicas:
         add(replica, action(0, max_tokens=9), action(1, max_tokens=9))
     plans = [replica.plan(1) for replica in replicas]
-    replicas[0].commit(plans[0], [5, 5], [None, None])
-    replicas[1].commit(plans[1], [5, 5], [None, ErrorInfo("sampling_error", "x")])
+    list(replicas[0].commit(plans[0], [5, 5], [None, None]))
+    list(replicas[1].commit(plans[1], [5, 5], [None, ErrorInfo("sampling_error", "x")]))
     assert replicas[0].plan(2).digest != replicas[1].plan(2).digest
 
 

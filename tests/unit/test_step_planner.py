@@ -101,5 +101,5 @@ def test_a_plan_tells_of_every_block_once() -> None:
         (row,) = scheduler.plan(step).rows
         told += row.new_blocks
         assert told == scheduler.blocks.table(0).blocks
-        scheduler.commit(StepPlan(step, (row,), 0), [5], [None])
+        list(scheduler.commit(StepPlan(step, (row,), 0), [5], [None]))
     assert len(told) == 5
