@@ -52,7 +52,6 @@ def create_app(
 def _router(state: ServerState, journal: JournaledAnswers | None) -> APIRouter:
     router = APIRouter()
 
-    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses=reply(HealthReply, also=(503,)), response_class=Response)
     async def health() -> Response:
         """Says whether the engine answers."""

@@ -44,7 +44,7 @@ async def answer(state: ServerState, request: Request) -> Response:
     state.check_model(chat.model)
     job = chat_job(chat, rest)
     submission = state.submit([as_body(job.fields)], stream=chat.stream)
-    assembler = ChatAssembler(state.new_reply("chatcmpl"), chat, calls=job.calls)
+    assembler = ChatAssembler(state.new_reply("chatcmpl"), chat, calls=job.calls, is_all_or_none=job.is_all_or_none)
     respond = stream_response if chat.stream else whole_response
     return await respond(request, submission, assembler, job.param_names)
 
@@ -56,12 +56,14 @@ class ChatAssembler:
         head: Their head.
         chat: What the request asks for.
         calls: Whether the output may call tools.
+        is_all_or_none: Whether an output that begins as calls do is one, and not an answer.
     """
 
-    def __init__(self, head: ReplyHead, chat: ChatFields, *, calls: bool) -> None:
+    def __init__(self, head: ReplyHead, chat: ChatFields, *, calls: bool = False, is_all_or_none: bool = False) -> None:
         self._head = head
         self._chat = chat
         self._calls = calls
+        self._is_all_or_none = is_all_or_none
         self._parsers: dict[int, CallParser] = {}
         self._begun: set[int] = set()
         self._usages: list[Usage] = []
@@ -150,14 +152,14 @@ class ChatAssembler:
             return []
         if not self._calls:
             return [ChatDelta(content=text)]
-        return [_delta(part) for part in self._parsers.setdefault(index, CallParser()).feed(text)]
+        return [_delta(part) for part in self._parsers.setdefault(index, self._parser()).feed(text)]
 
     def _message(self, choice: ChoiceOutput) -> tuple[ChatMessage, bool]:
         """Returns a choice's message, and whether it ended for its calls."""
         text, reasoning = "".join(choice.text), "".join(choice.reasoning) or UNSET
         if not self._calls:
             return ChatMessage(content=text, reasoning_content=reasoning), False
-        parser = CallParser()
+        parser = self._parser()
         content = ""
         names: list[str] = []
         arguments: list[str] = []
@@ -174,6 +176,9 @@ class ChatAssembler:
             content=content or (None if calls else ""), reasoning_content=reasoning, tool_calls=calls or UNSET
         )
         return message, _is_called(parser)
+
+    def _parser(self) -> CallParser:
+        return CallParser(is_all_or_none=self._is_all_or_none)
 
     def _chunk(self, choices: list[ChatChunkChoice], **fields: Any) -> ChatChunk:
         options = self._chat.stream_options

@@ -73,11 +73,13 @@ class ChatJob:
     Args:
         fields: The engine's own.
         calls: Whether the output may call tools.
+        is_all_or_none: Whether an output that begins as calls do is one, and not an answer.
         param_names: What the client called the engine's fields, and places in them, where it differs.
     """
 
     fields: dict[str, Any]
     calls: bool
+    is_all_or_none: bool
     param_names: Mapping[str, str]
 
 
@@ -111,7 +113,9 @@ def chat_job(chat: ChatFields, rest: dict[str, Any]) -> ChatJob:
     fields |= _grammar(chat, use, rest, names)
     if use is not None:
         fields["tools"] = use.tools
-    return ChatJob(fields, use is not None, names)
+    schema, _ = _schema(chat.response_format)
+    is_all_or_none = use is not None and (not use.may_answer or schema is not None)
+    return ChatJob(fields, use is not None, is_all_or_none, names)
 
 
 def _grammar(chat: ChatFields, use: ToolUse | None, rest: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -140,6 +144,9 @@ def _grammar(chat: ChatFields, use: ToolUse | None, rest: dict[str, Any], names:
 
 def _schema(form: ResponseFormat | None) -> tuple[Any, bool | None]:
     """Returns the schema of an answer, None for any text, and whether it is strict, if that is said."""
+    if form is not None and form.type != "json_schema" and form.json_schema is not None:
+        message = f"response_format.json_schema is given, but response_format.type is {form.type}"
+        raise HttpError(400, message, param="response_format")
     if form is None or form.type == "text":
         return None, None
     if form.type == "json_object":

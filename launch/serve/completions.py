@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from launch.front.engine_output import RequestOutput
 from launch.serve.details import completion_logprobs, extras, usage_reply
-from launch.serve.errors import HttpError
+from launch.serve.errors import POSITION, HttpError
 from launch.serve.fields import CommonFields, as_body, read_object, refuse_stored, take
 from launch.serve.finish import finish_reason
 from launch.serve.generation import stream_response, whole_response
@@ -52,7 +52,7 @@ async def answer(state: ServerState, request: Request) -> Response:
     n = rest.get("n")
     assembler = CompletionAssembler(state.new_reply("cmpl"), common, n if type(n) is int else 1)
     respond = stream_response if common.stream else whole_response
-    return await respond(request, submission, assembler, {"prompt_token_ids": "prompt"})
+    return await respond(request, submission, assembler, prompt_names(common.prompt))
 
 
 class CompletionAssembler:
@@ -168,6 +168,12 @@ def prompt_fields(prompt: str | list[Any] | None) -> list[dict[str, Any]]:
     if all(type(item) is int for item in prompt):
         return [{"prompt_token_ids": prompt}]
     return [{"prompt_token_ids" if isinstance(item, list) else "prompt": item} for item in prompt]
+
+
+def prompt_names(prompt: str | list[Any] | None) -> dict[str, str]:
+    """Returns what a client calls the engine's fields of a prompt."""
+    is_list = isinstance(prompt, list) and not all(type(item) is int for item in prompt)
+    return dict.fromkeys(("prompt", "prompt_token_ids"), f"prompt[{POSITION}]" if is_list else "prompt")
 
 
 def _refuse_foreign(common: CompletionFields, rest: dict[str, Any]) -> None:

@@ -61,6 +61,10 @@ class ErrorReply(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+POSITION: Final = "{position}"
+"""In what a client calls a field: which of its prompts."""
+
+
 class HttpError(ValueError):
     """A request is answered with an error.
 
@@ -99,13 +103,15 @@ def http_error(error: Exception, param_names: Mapping[str, str] | None = None) -
     Args:
         error: One of ``ENGINE_ERRORS``, or an HttpError.
         param_names: What the client called fields of the engine, where it differs; and places in a field, as an error's
-            message begins with them (``field: /place``).
+            message begins with them (``field: /place``). ``POSITION`` in a name is that of the request at fault.
     """
     match error:
         case HttpError():
             return error
         case RequestRefusedError() | RequestFailedError():
-            return of_info(error.info, param_names)
+            names = {} if param_names is None else param_names
+            position = error.position if isinstance(error, RequestRefusedError) else 0
+            return of_info(error.info, {one: name.replace(POSITION, str(position)) for one, name in names.items()})
         case SlowReaderError():
             return HttpError(408, str(error), code="slow_reader")
         case EngineClosedError():
@@ -121,12 +127,18 @@ def of_info(info: ErrorInfo, param_names: Mapping[str, str] | None = None) -> Ht
     status = _STATUS_OF_CODE.get(info.code, 500)
     headers = {"Retry-After": _RETRY_AFTER_S} if status == 503 else {}
     names = param_names or {}
-    param = None if info.param is None else names.get(info.param, info.param)
-    message = info.message
+    param, message = info.param, info.message
     for place, name in names.items():
         if ": /" in place and re.match(re.escape(place) + r"(?![0-9A-Za-z_])", message):
-            message, param = name + message[len(place) :], re.split(r"[.\[]", name)[0]
+            message, param = name + message[len(place) :], name
             break
+    else:
+        if param is not None and param in names:
+            param, own = names[param], param
+            if re.match(re.escape(own) + r"(?![0-9A-Za-z_])", message):
+                message = param + message[len(own) :]
+    if param is not None:
+        param = re.split(r"[.\[]", param)[0]
     return HttpError(status, message, param=param, code=info.code, headers=headers)
 
 

@@ -46,6 +46,9 @@ class Guard:
         if length.isdigit() and int(length) > self._max_body_bytes:
             await self._too_large().response()(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            # As GET; the server leaves out the body.
+            scope = {**scope, "method": "GET"}
         await self._app(scope, _Bounded(receive, self._max_body_bytes, self._too_large()), send)
 
     def _too_large(self) -> HttpError:

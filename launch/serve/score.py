@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from launch.front.engine_output import RequestOutput
-from launch.serve.completions import prompt_fields
+from launch.serve.completions import prompt_fields, prompt_names
 from launch.serve.details import usage_reply
 from launch.serve.errors import HttpError
 from launch.serve.fields import as_body, read_object, take
@@ -52,8 +52,8 @@ async def answer(state: ServerState, request: Request) -> Response:
     if score.messages is not None:
         rest["messages"] = read_calls(score.messages)
     bodies = [as_body(rest | prompt) for prompt in prompt_fields(score.prompt)]
-    submission = state.submit(bodies, score=True)
-    return await whole_response(request, submission, ScoreAssembler(state.new_reply("score")), {})
+    submission, names = state.submit(bodies, score=True), prompt_names(score.prompt)
+    return await whole_response(request, submission, ScoreAssembler(state.new_reply("score")), names)
 
 
 class ScoreAssembler:

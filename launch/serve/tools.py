@@ -175,14 +175,19 @@ class CallPart:
 class CallParser:
     """Finds the calls in an output that comes piece by piece.
 
+    Args:
+        is_all_or_none: Whether an output that begins as calls do is one: there is no answer that might.
+
     Attributes:
         calls: How many there are so far.
         is_cut: Whether the output ended within a call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_all_or_none: bool = False) -> None:
         self.calls = 0
         self.is_cut = False
+        self._is_all_or_none = is_all_or_none
+        self._has_text = False
         self._held = ""
         self._in_call = False
         self._arguments = ""
@@ -200,7 +205,8 @@ class CallParser:
         Of a call that was cut before its name was whole nothing can be told: how calls are written is no answer.
         """
         held, self._held = self._held, ""
-        self.is_cut = self._in_call or held.startswith(TOOL_CALL_START)
+        begins = self._is_all_or_none and not self._has_text and bool(held)
+        self.is_cut = self._in_call or held.startswith(TOOL_CALL_START) or begins
         if not self.is_cut:
             if held:
                 yield self._part(held)
@@ -250,7 +256,9 @@ class CallParser:
             self._arguments += text
             return CallPart(self.calls - 1, None, text)
         # Blanks between two calls only part them.
-        return CallPart(text="" if self.calls and not text.strip() else text)
+        told = "" if self.calls and not text.strip() else text
+        self._has_text = self._has_text or bool(told)
+        return CallPart(text=told)
 
 
 def _is_json(text: str) -> bool:

@@ -82,7 +82,9 @@ def test_the_document_tells_of_keys_where_requests_are_kept(tmp_path: Path) -> N
 
 def test_head_is_answered_as_get_without_a_body() -> None:
     http = TestClient(create_app(server_state(EngineClosedError("closing"), HttpOptions()), ApiKeys(())))
-    assert (http.head("/health").status_code, http.head("/health").content) == (http.get("/health").status_code, b"")
+    for path in ("/health", "/v1/models/other", "/openapi.json", "/nowhere"):
+        assert http.head(path).status_code == http.get(path).status_code, path
+    assert http.head("/v1/completions").status_code == 405
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
@@ -55,6 +55,7 @@ def parsed(text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
     return plain, calls
 
 
+@settings(deadline=None, max_examples=60)
 @given(before=st.text(alphabet="ab<tool_c \n", max_size=12), calls=CALLS, cuts=st.lists(st.integers(0, 200)))
 def test_calls_are_found_wherever_the_text_is_cut(
     before: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
@@ -74,6 +75,7 @@ def test_an_output_that_was_cut() -> None:
     assert parsed('<tool_call>\n{"name": "f", "argu', [20]) == ("", [("f", "")])
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     calls=CALLS.filter(bool), space=st.sampled_from(["", "\n", " "]), data=st.data(), cuts=st.lists(st.integers(0, 200))
 )
@@ -91,6 +93,23 @@ def test_a_call_that_was_cut_is_never_content_and_its_arguments_are_a_beginning(
         assert (name, whole_arguments[: len(arguments)]) == (wanted, arguments)
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_all_or_none"),
+    [
+        ({"tool_choice": "auto"}, False),
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": {"function": {"name": "f"}}}, True),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"tools": None, "tool_choice": None}, False),
+    ],
+)
+def test_whether_what_begins_as_a_call_may_be_an_answer(fields: dict[str, Any], is_all_or_none: bool) -> None:
+    body: dict[str, Any] = {"messages": [], "tools": [{"function": {"name": "f"}}]} | fields
+    assert chat_job(*take(body, ChatFields)).is_all_or_none is is_all_or_none
+    parser = CallParser(is_all_or_none=True)
+    assert [part.text for part in (*parser.feed('{"a": "x <'), *parser.finish())] == ['{"a": "x ', "<"]
+
+
 def test_blanks_behind_a_brace_within_arguments_that_were_cut() -> None:
     assert parsed(call_begin("f") + '{"a": {"b": 1}\n', []) == ("", [("f", '{"a": {"b": 1}\n')])
     assert parsed(call_begin("f") + '{"a": 1}}\n</tool', []) == ("", [("f", '{"a": 1}')])
@@ -104,23 +123,24 @@ def test_blanks_behind_a_brace_within_arguments_that_were_cut() -> None:
         (call_begin("f") + '{"a', "length", "length"),
         (call_begin("f") + '{"a', "stop", "stop"),
         ("<tool_call>\n{", "length", "length"),
+        ("<tool_c", "length", "length"),
         ("Well.", "stop", "stop"),
     ],
 )
 def test_a_stream_tells_of_a_cut_call_what_a_whole_reply_tells(text: str, reason: FinishReason, told: str) -> None:
-    chat = ChatFields(messages=[], tools=(tool("f"),))
+    chat = ChatFields(messages=[], tools=(tool("f"),), tool_choice="required")
     head = ReplyHead("id", 0, "m", "f")
     finished = Finished(1, 0, reason, Usage(1, 1, 2))
     output = RequestOutput()
     for message in (Accepted(1, 1, Settled(1, 1, 9)), TokenDelta(1, 0, text, [1]), finished):
         output.take(message)
-    (choice,) = ChatAssembler(head, chat, calls=True).whole([output]).choices
-    assembler = ChatAssembler(head, chat, calls=True)
+    (choice,) = ChatAssembler(head, chat, calls=True, is_all_or_none=True).whole([output]).choices
+    assembler = ChatAssembler(head, chat, calls=True, is_all_or_none=True)
     chunks = [*assembler.chunks(0, TokenDelta(1, 0, text, [1])), *assembler.chunks(0, finished)]
     deltas = [one for chunk in chunks if isinstance(chunk, ChatChunk) for one in chunk.choices]
     assert [one.finish_reason for one in deltas][-1] == choice.finish_reason == told
     streamed = "".join(one.delta.content for one in deltas if isinstance(one.delta.content, str))
-    assert streamed == (choice.message.content or "")
+    assert streamed == (choice.message.content or "") == ("Well." if text == "Well." else "")
     parts = [call.function for one in deltas if one.delta.tool_calls is not UNSET for call in one.delta.tool_calls]
     whole = [] if choice.message.tool_calls is UNSET else choice.message.tool_calls
     assert "".join(part.arguments for part in parts) == "".join(call.function.arguments for call in whole)
@@ -187,7 +207,7 @@ def test_errors_of_schemas_name_what_the_client_sent(
     error = http_error(RequestRefusedError(info), job.param_names).reply.error
     assert (error.message, error.param) == (f"{name}/properties/a is 5", param)
     other = ErrorInfo("grammar_error", "structural_tag: too large", "structural_tag")
-    assert http_error(RequestRefusedError(other), job.param_names).reply.error.message == other.message
+    assert http_error(RequestRefusedError(other), job.param_names).reply.error.message == "tools: too large"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -102,7 +103,11 @@ def test_null_is_as_good_as_nothing(http: httpx.Client) -> None:
 def test_refused_prompts(http: httpx.Client, prompt: Any) -> None:
     reply = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
     assert reply.status_code == 400, reply.text
-    assert reply.json()["error"]["param"] == "prompt"
+    error = reply.json()["error"]
+    assert error["param"] == "prompt"
+    assert re.match(r"(prompt\b(?!_)|exactly one of prompt)", error["message"]), "not by another name"
+    if prompt in (["a", ""], [[-1]]):
+        assert error["message"].startswith(f"prompt[{len(prompt) - 1}]")
 
 
 @pytest.mark.parametrize("field", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}, {"best_of": 2, "n": 3}], ids=str)
