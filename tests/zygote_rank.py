@@ -80,7 +80,7 @@ def _step(folder: Path, record: ProgressRecord) -> int:
     """Steps until a file says otherwise; says of itself in a file ``<rank>.<epoch>``."""
     rank, epoch = os.environ["RANK"], os.environ["LOCKSTEP_EPOCH"]
     if (folder / f"fail-{rank}.{epoch}").exists():
-        return 5
+        return 7
     record.begin_step(_step_now(), 0, is_idle=False)
     (folder / f"{rank}.{epoch}").write_text(str(os.getpid()))
     while not (folder / "end").exists():
@@ -91,7 +91,8 @@ def _step(folder: Path, record: ProgressRecord) -> int:
             (folder / f"diverged-{rank}.{epoch}").touch()
         if (folder / f"sleep-{rank}.{epoch}").exists():
             time.sleep(600)
-        if (folder / f"leave-{rank}.{epoch}").exists():
-            return 0
+        for code in (0, 7):
+            if (folder / f"leave-{code}-{rank}.{epoch}").exists():
+                return code
     record.enter_phase(Phase.LEAVING)
     return 0

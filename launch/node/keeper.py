@@ -309,12 +309,15 @@ class RankKeeper:
     def _leave_last_words(self, report: FaultReport) -> None:
         """Leaves the cause where the front side looks for it when the ranks are gone."""
         for fault in report.culprits:
-            code = fault.exit_code if fault.exit_code is not None and fault.exit_code != 0 else ExitCode.RANK_FAILED
+            phase = "start" if fault.phase in _STARTING else "run"
+            code = int(ExitCode.START_FAILED if phase == "start" else ExitCode.RANK_FAILED)
+            if fault.kind == "raised" and fault.exit_code:
+                # It said itself what its error is; what it left with otherwise means nothing to others.
+                code = fault.exit_code
             message = fault.message
             if self._settings.max_recoveries and report.why_not.startswith("more than"):
-                code = ExitCode.RECOVERIES_EXHAUSTED
+                code = int(ExitCode.RECOVERIES_EXHAUSTED)
                 message += f"; {report.why_not}: --max-recoveries and --recovery-window allow no more"
-            phase = "start" if fault.phase in _STARTING else "run"
             self._folder.write_report(
                 RankReport(fault.rank, fault.stage, fault.tp_rank, phase, fault.kind, message, False, code),
                 replaces=True,

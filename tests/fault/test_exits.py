@@ -160,7 +160,12 @@ SITE = "import sys\nif 'launch.node.agent' in sys.orig_argv:\n    import raising
 
 @pytest.mark.parametrize(
     ("rank", "error", "text"),
-    [(0, "MemoryError()", "MemoryError"), (2, "RuntimeError('the device is on fire')", "the device is on fire")],
+    [
+        (0, "MemoryError()", "MemoryError"),
+        (2, "RuntimeError('the device is on fire')", "the device is on fire"),
+        (1, "os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        (3, "os._exit(7)", "left with exit code 7 without a word"),
+    ],
 )
 def test_t21_rank_raises_at_start(tiny: str, tmp_path: Path, rank: int, error: str, text: str) -> None:
     """SCENARIOS T21: a rank that raises while it loads ends the others, and is the one that is named."""

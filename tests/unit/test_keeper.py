@@ -178,7 +178,7 @@ def test_without_recoveries_no_weights_are_left(node: ZygoteNode, tmp_path: Path
 def test_a_rank_that_leaves_early_is_a_fault(node: ZygoteNode, tmp_path: Path) -> None:
     with run(node, tmp_path) as started:
         started.epoch(0)
-        started.tell("leave-2.0")
+        started.tell("leave-0-2.0")
         started.epoch(1)
         (culprit,) = started.report().culprits
         assert (culprit.rank, culprit.kind, culprit.exit_code) == (2, "left", 0)
@@ -219,7 +219,7 @@ def test_who_differs_from_the_majority_is_to_blame_not_who_notices(node: ZygoteN
         started.epoch(0)
         started.tell("diverge-1.0")
         wait_until((started.told / "diverged-1.0").exists, SOON_S, "rank 1 to diverge")
-        started.tell("leave-2.0")
+        started.tell("leave-0-2.0")
         started.epoch(1)
         report = started.report()
         (culprit,) = report.culprits
@@ -262,7 +262,19 @@ def test_without_recoveries_the_first_fault_ends_the_run(node: ZygoteNode, tmp_p
         assert started.report().why_not == "--max-recoveries is 0"
         cause = started.folder.cause()
         assert cause is not None
-        assert cause.exit_code == -signal.SIGKILL
+        assert cause.exit_code == ExitCode.RANK_FAILED
+        started.end()
+
+
+def test_what_a_rank_left_with_is_not_what_the_run_ends_with(node: ZygoteNode, tmp_path: Path) -> None:
+    """A library that calls exit(7) does not say that recoveries are used up."""
+    with run(node, tmp_path, recoveries=0) as started:
+        started.epoch(0)
+        started.tell("leave-7-1.0")
+        assert started.supervisors[1].wait(SOON_S) == 7
+        cause = started.folder.cause()
+        assert cause is not None
+        assert (cause.phase, cause.exit_code) == ("run", ExitCode.RANK_FAILED)
         started.end()
 
 
@@ -283,7 +295,10 @@ def test_ranks_that_do_not_come_up_are_not_recovered(node: ZygoteNode, tmp_path:
     with run(node, tmp_path, "fail-1.0") as started:
         report = started.report()
         assert (report.recovers, report.why_not) == (False, "the ranks had not come up")
-        assert started.supervisors[1].wait(SOON_S) == 5
+        assert started.supervisors[1].wait(SOON_S) == 7
+        cause = started.folder.cause()
+        assert cause is not None
+        assert (cause.phase, cause.exit_code) == ("start", ExitCode.START_FAILED)
         started.end()
 
 
