@@ -72,6 +72,9 @@ class KVCache(Protocol):
     def views(self, slot: int, length: int) -> tuple[torch.Tensor, ...]:
         """Returns what ``read`` would of one run, of all layers: keys of layer l at 2 l, its values behind them."""
 
+    def pool(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns all keys and values of a layer, [slots, kv_heads, head_dim] each, contiguous; not to be written."""
+
 
 class PagedKVCache:
     """The KV pool of one rank: for each layer a tensor of keys and one of values, which never move.
@@ -110,6 +113,10 @@ class PagedKVCache:
     def views(self, slot: int, length: int) -> tuple[torch.Tensor, ...]:
         """Returns what ``read`` would of one run, of all layers: keys of layer l at 2 l, its values behind them."""
         return self._all_by_head.narrow(3, slot, length).unbind(0)
+
+    def pool(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns all keys and values of a layer, [slots, kv_heads, head_dim] each, contiguous; not to be written."""
+        return self._layers[layer]
 
     def copy(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copies the contents of blocks, all layers of them, from the first to the second of each pair."""

@@ -8,10 +8,11 @@ from runtime.attention import Seen, visible
 from runtime.batch import ForwardBatch
 from runtime.checkpoint_layout import EMBEDDING, FINAL_NORM, LM_HEAD
 from runtime.decoder_layer import DecoderLayer, LayerLoader, RMSNorm, StepContext
+from runtime.kernel_attention import KernelAttention, invariant_attention
 from runtime.kv_cache import KVCache, PagedKVCache, Span
 from runtime.model_config import ModelConfig
 from runtime.rope import RotaryEmbedding
-from runtime.tiled_attention import KEY_BLOCK, AttentionShapes, tiled_visible
+from runtime.tiled_attention import AttentionShapes, tiled_visible
 from runtime.weights import WeightPart, WeightReader
 from tp.embedding import ParallelLMHead, VocabularyParallelEmbedding
 from tp.group import TensorParallelGroup
@@ -55,10 +56,15 @@ class DecoderStage:
         self._cache_shape = (len(layers), len(heads.kv_heads), config.head_dim)
         self._rope = RotaryEmbedding(config.rope, config.head_dim, dtype=dtype, device=device)
         self._linears = LinearFactory(products or ProductFactory(), group)
-        self._attention: AttentionShapes | None = None
+        self._attention: KernelAttention | AttentionShapes | None = None
         if isinstance(products, InvariantProductFactory):
-            batched = products.batched(config.head_dim, KEY_BLOCK)
-            self._attention = AttentionShapes(config.num_heads // config.num_kv_heads, batched)
+            self._attention = invariant_attention(
+                products,
+                head_dim=config.head_dim,
+                group=config.num_heads // config.num_kv_heads,
+                kv_heads=len(heads.kv_heads),
+                dtype=dtype,
+            )
         self._windows = tuple(dict.fromkeys(config.windows[layer] for layer in layers))
         self._layers: list[DecoderLayer] = []
         for layer in layers:
@@ -143,6 +149,8 @@ class DecoderStage:
     def _seen(self, spans: tuple[Span, ...], window: int | None, cache: KVCache) -> Seen:
         if self._attention is None:
             return visible(spans, window, cache, self.device)
+        if isinstance(self._attention, KernelAttention):
+            return self._attention.visible(spans, window)
         return tiled_visible(spans, window, self._attention, self.device)
 
     @torch.no_grad()

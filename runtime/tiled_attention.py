@@ -186,18 +186,18 @@ def tiled_visible(
     few = [span for span in spans if span.length <= short]
     groups = []
     if few:
-        members = [(span, _tile(span, 0, span.length, window)) for span in few]
+        members = [(span, query_tile(span, 0, span.length, window)) for span in few]
         groups.append((_group(members, short, window, device), shapes.short))
     for span in spans:
         if span.length > short:
             for first in range(0, span.length, tall):
-                tile = _tile(span, first, min(first + tall, span.length), window)
+                tile = query_tile(span, first, min(first + tall, span.length), window)
                 groups.append((_group([(span, tile)], tall, window, device), shapes.tall))
     in_order = short == 1 and len(groups) == 1 and [span.start for span in few] == list(range(len(spans)))
     return TiledVisible(tuple(groups), shapes, in_order)
 
 
-def _tile(span: Span, first: int, stop: int, window: int | None) -> QueryTile:
+def query_tile(span: Span, first: int, stop: int, window: int | None) -> QueryTile:
     """Returns a tile of some of a span's rows."""
     earliest = 0 if window is None else max(span.context_length + first - window + 1, 0)
     return QueryTile(
@@ -221,7 +221,7 @@ def _group(
         blocks = tile.stop_block - tile.first_block
         tile_of += [index] * blocks
         firsts.append((tile.first_block, blocks))
-        runs += _whole_blocks(span, tile)
+        runs += whole_blocks(span, tile)
         first = tile.first_block * KEY_BLOCK
         at = torch.tensor(rows[-1]).add_(span.context_length - span.start).view(1, -1, 1)
         keys = torch.arange(first, first + blocks * KEY_BLOCK).view(blocks, 1, KEY_BLOCK)
@@ -238,7 +238,7 @@ def _group(
     )
 
 
-def _whole_blocks(span: Span, tile: QueryTile) -> list[tuple[int, int]]:
+def whole_blocks(span: Span, tile: QueryTile) -> list[tuple[int, int]]:
     """Returns the slots of a tile's blocks; those of the sequence's first tokens where there are no more.
 
     What is filled up with is seen by nobody, but it has to be finite: other slots may hold anything.

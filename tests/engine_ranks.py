@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compiled_kernels import invariant_factory
 from faulty_parts import FaultyStage, FillFault, faulty_managers
 from grammars import InlineVetter
 
@@ -42,8 +43,6 @@ from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
 from sampler.params import SamplingParams
 from tp.embedding import ParallelLMHead
-from tp.invariant_products import InvariantProductFactory
-from tp.product_measure import onednn_supports
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,8 @@ class Case:
 
     ``device`` is ``cpu``, or ``cuda`` for one GPU a rank. ``compile_delay_s`` and ``stall_s`` bound random delays of
     first-stage compiles and of one forward pass on a later stage; ``seed`` draws them. ``fill_faults`` befall matchers.
-    ``more_ends`` are aborts beside those of the jobs: (step, sequence).
+    ``more_ends`` are aborts beside those of the jobs: (step, sequence). ``compiled``: whether there are
+    compiled kernels in invariant mode.
     """
 
     model: Path
@@ -87,6 +87,7 @@ class Case:
     rounds: int = 1
     device: str = "cpu"
     invariant: bool = False
+    compiled: bool = True
     dtype: torch.dtype = torch.float32
     audit: bool = False
     audit_every: int = 0
@@ -302,7 +303,7 @@ def run_engine(rank: int, world_size: int, case: Case, watched: Watched | None =
     config = checkpoint.config
     layers = layer_ranges(config.num_layers, case.pp)[groups.link.stage]
     reader = WeightReader(checkpoint)
-    products = InvariantProductFactory(device, onednn=onednn_supports(torch.float32)) if case.invariant else None
+    products = invariant_factory(device, compiled=case.compiled) if case.invariant else None
     stage = FaultyStage(
         config, reader, layers, groups.tensor_parallel, dtype=case.dtype, device=device, products=products
     )

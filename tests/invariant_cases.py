@@ -67,6 +67,7 @@ def random_variant(draw: random.Random, base: Case, tp: int, pp: int) -> Variant
     pressed = draw.random() < 0.3
     prefix_cache = draw.random() < 0.7
     rounds = 2 if draw.random() < 0.2 else 1
+    compiled = draw.random() < 0.8
     case = replace(
         base,
         jobs=tuple(base.jobs[index] for index in order),
@@ -77,6 +78,7 @@ def random_variant(draw: random.Random, base: Case, tp: int, pp: int) -> Variant
         kv_cache_tokens=-(-(longest + 40) // 16) * 16 if pressed else 1 << 13,
         prefix_cache=prefix_cache,
         rounds=rounds,
+        compiled=compiled,
     )
     return Variant(tuple(order), case)
 

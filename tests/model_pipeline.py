@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from compiled_kernels import invariant_factory
 
 from pp.partition import layer_ranges
 from runtime.batch import Chunk, pack
@@ -18,7 +19,6 @@ from runtime.weights import WeightReader
 from tp.group import TensorParallelGroup
 from tp.invariant_products import InvariantProductFactory
 from tp.partition import VocabularyBlocks
-from tp.product_measure import onednn_supports
 from tp.products import ProductFactory, ProductMode
 
 CPU = torch.device("cpu")
@@ -51,6 +51,7 @@ class ModelPipeline:
         paged: bool = True,
         products: ProductMode = ProductMode.PLAIN,
         invariant: bool = False,
+        compiled: bool = True,
     ) -> None:
         checkpoint = open_checkpoint(path)
         reader = WeightReader(checkpoint)
@@ -58,7 +59,7 @@ class ModelPipeline:
         self.group = group or TensorParallelGroup(0, 1)
         factory: ProductFactory | InvariantProductFactory = ProductFactory(products)
         if invariant:
-            factory = InvariantProductFactory(CPU, onednn=onednn_supports(torch.float32))
+            factory = invariant_factory(CPU, compiled=compiled)
         self.stages = [
             DecoderStage(
                 self.config,

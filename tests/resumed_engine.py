@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from compiled_kernels import invariant_factory
 from grammars import InlineVetter
 
 from grammar_sync.agreed_compiler import AgreedCompiler
@@ -33,8 +34,6 @@ from runtime.step_planner import SchedulerLimits
 from runtime.thinking import reasoning_of
 from runtime.tokenizer import Tokenizer
 from runtime.weights import WeightReader
-from tp.invariant_products import InvariantProductFactory
-from tp.product_measure import onednn_supports
 
 _NEVER = 1 << 60
 _LIMITS = LeaderLimits(beat_s=1.0, grammar_wait_s=0.005, grammar_beat_s=0.005, grammar_wait_limit_s=60.0)
@@ -129,7 +128,7 @@ def run_epochs(rank: int, world_size: int, case: EpochCase) -> list[EpochRun]:
         groups.tensor_parallel,
         dtype=torch.float32,
         device=device,
-        products=InvariantProductFactory(device, onednn=onednn_supports(torch.float32)),
+        products=invariant_factory(device),
     )
     eos = config.eos_token_ids
     tokenizer = Tokenizer.load(case.model)

@@ -1,25 +1,36 @@
 """Products of invariant mode: the bits of a row and column do not depend on how many rows or columns there are.
 
 By definition a product is computed for one tile of a few rows and one canonical unit of the weight, in one thread, in
-float32. Whole runs of units and taller tiles are faster. They are used where a trial with random rows, made once for
-each shape of weight as the model is loaded, gives the bits of the definition in every height that will ever be run.
+float32. Kernels compiled for this machine, whole runs of units and taller tiles are faster. They are used where a trial
+with random rows, made once for each shape of weight as the model is loaded, gives the bits of the definition in every
+height that will ever be run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
 
+from tp.invariant_kernels import InvariantKernels, PackedWeight
+from tp.invariant_trial import (
+    TRIAL_SEED,
+    Kernel,
+    all_pass,
+    by_definition,
+    one_thread,
+    places_are_equal,
+    random_rows,
+    same_bits,
+)
+from tp.kernel_products import KernelProduct, KernelTrial, KernelUnits
+from tp.products import Product
 from tp.reduction_tree import ReductionTree
-from tp.tiles import cut_rows, in_tiles
+from tp.tiles import in_tiles
 
-Kernel = Callable[[torch.Tensor], torch.Tensor]
 _LEAST_FEATURES = 16
-_TRIAL_SEED = 20_511
 _TRIAL_PAIRS = 21
 
 
@@ -138,12 +149,15 @@ class InvariantProductFactory:
     Args:
         device: This rank's device.
         onednn: Whether float32 products on the CPU go through oneDNN; the same on every rank.
+        kernels: Compiled for this machine, which are used where they give the same bits; None when there are none.
     """
 
-    def __init__(self, device: torch.device, *, onednn: bool) -> None:
+    def __init__(self, device: torch.device, *, onednn: bool, kernels: InvariantKernels | None = None) -> None:
         self._on_cpu = device.type == "cpu"
         self._onednn = onednn and self._on_cpu
         self._tiles = CPU_TILES if self._on_cpu else DEVICE_TILES
+        self.kernels = kernels if self._on_cpu else None
+        self._kernel_trial = None if self.kernels is None else KernelTrial(self.kernels, CPU_TILES.base)
         self._tried: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     @property
@@ -151,9 +165,14 @@ class InvariantProductFactory:
         """Whether every shape so far passed its trial in the height of the definition."""
         return self._on_cpu and all(self._tiles.base in heights for heights in self._tried.values())
 
+    @property
+    def all_compiled(self) -> bool:
+        """Whether the compiled kernels compute every product with a weight so far."""
+        return self._kernel_trial is not None and self._kernel_trial.all_passed
+
     def make(
         self, weight: torch.Tensor, bias: torch.Tensor | None, unit: int, *, parts: int = 1, shared: bool = False
-    ) -> InvariantProduct:
+    ) -> Product:
         """Returns the product with the columns of some units.
 
         Args:
@@ -165,6 +184,11 @@ class InvariantProductFactory:
         """
         bias = None if bias is None else bias.float()
         wide = weight.float()
+        if self._kernel_trial is not None:
+            packed = PackedWeight(wide, self._kernel_trial.kernels.width)
+            chunk = self._kernel_trial.columns(packed, unit, lambda start: self._unit_kernel(wide, start, unit))
+            if chunk is not None:
+                return KernelProduct(self._kernel_trial.kernels, packed, bias, chunk)
         merged = self._kernel(wide, shared=shared and wide is weight)
         shape = ("columns", *wide.shape, unit, shared)
         if heights := self._passed(shape, lambda: self._try_columns(wide, merged, unit)):
@@ -173,7 +197,7 @@ class InvariantProductFactory:
         kernels = [self._kernel(one.contiguous(), shared=False) for one in by_unit]
         return InvariantProduct(kernels, wide.shape[0], bias, (self._tiles.base,))
 
-    def make_units(self, weight: torch.Tensor, unit: int, tree: ReductionTree) -> InvariantUnits:
+    def make_units(self, weight: torch.Tensor, unit: int, tree: ReductionTree) -> Subtrees:
         """Returns the products with the rows of this rank's units.
 
         Args:
@@ -184,6 +208,11 @@ class InvariantProductFactory:
         missing = len(tree.run) * unit - weight.shape[1]
         wide = functional.pad(weight.float(), (0, missing)) if missing else weight.float()
         weights = wide.t().reshape(len(tree.run), unit, wide.shape[0]).contiguous()
+        if self._kernel_trial is not None and len(tree.run):
+            packed = PackedWeight(wide, self._kernel_trial.kernels.width)
+            chunk = self._kernel_trial.units(packed, len(tree.run), lambda one: _row_kernel(weights[one : one + 1]))
+            if chunk is not None:
+                return KernelUnits(self._kernel_trial.kernels, packed, tree, chunk)
         shape = ("rows", *weights.shape)
         if heights := self._passed(shape, lambda: _try_rows(weights)):
             return InvariantUnits(weights, tree, heights, together=True)
@@ -217,60 +246,60 @@ class InvariantProductFactory:
         held = weight if shared else torch.ops.mkldnn._reorder_linear_weight(weight)  # noqa: SLF001 - no public name
         return lambda rows: _onednn(rows, held)
 
+    def _unit_kernel(self, weight: torch.Tensor, start: int, unit: int) -> Kernel:
+        """Returns the definition's kernel of the unit that begins at output feature ``start``."""
+        return self._kernel(weight[start : start + unit].contiguous(), shared=False)
+
     def _try_columns(self, weight: torch.Tensor, merged: Kernel, unit: int) -> tuple[int, ...]:
         """Returns the heights in which ``merged`` gives the bits of the definition, for the first and the last unit."""
-        rows = _random_rows(CPU_TILES.columns[-1] + CPU_TILES.base, weight.shape[1])
+        rows = random_rows(CPU_TILES.columns[-1] + CPU_TILES.base, weight.shape[1])
         starts = sorted({0, (weight.shape[0] - 1) // unit * unit})
         expected = {}
-        with _one_thread():
+        with one_thread():
             for start in starts:
-                kernel = self._kernel(weight[start : start + unit].contiguous(), shared=False)
-                expected[start] = _by_definition(kernel, rows, CPU_TILES.base)
-                if not _places_are_equal(kernel, rows, CPU_TILES.base):
+                kernel = self._unit_kernel(weight, start, unit)
+                expected[start] = by_definition(kernel, rows, CPU_TILES.base)
+                if not places_are_equal(kernel, rows, CPU_TILES.base):
                     return ()
 
         def passes(height: int, first: int) -> bool:
             found = merged(rows[first : first + height])
             return all(
-                _same_bits(found[:, start : start + unit], whole[first : first + height])
+                same_bits(found[:, start : start + unit], whole[first : first + height])
                 for start, whole in expected.items()
             )
 
-        return _all_pass(CPU_TILES.columns, passes)
+        return all_pass(CPU_TILES.columns, passes)
 
 
-def _all_pass(heights: tuple[int, ...], passes: Callable[[int, int], bool]) -> tuple[int, ...]:
-    """Returns the heights that pass from either of two rows on."""
-    return tuple(height for height in heights if passes(height, 0) and passes(height, 3))
+def _row_kernel(weight: torch.Tensor) -> Kernel:
+    """Returns the definition's kernel of one unit of an input, [1, unit, out]."""
+    return lambda tile: torch.bmm(tile.unsqueeze(0), weight).squeeze(0)
 
 
 def _try_rows(weights: torch.Tensor) -> tuple[int, ...]:
     """Returns the heights in which a batch of all units gives the bits of each alone, for the first and the last."""
     units, length, _ = weights.shape
-    rows = _random_rows(CPU_TILES.rows[-1] + CPU_TILES.base, units * length)
+    rows = random_rows(CPU_TILES.rows[-1] + CPU_TILES.base, units * length)
     by_unit = rows.view(-1, units, length).transpose(0, 1)
     expected = {}
-    with _one_thread():
+    with one_thread():
         for one in sorted({0, units - 1}):
-            weight = weights[one : one + 1]
-
-            def kernel(tile: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
-                return torch.bmm(tile.unsqueeze(0), weight).squeeze(0)
-
-            expected[one] = _by_definition(kernel, by_unit[one].contiguous(), CPU_TILES.base)
-            if not _places_are_equal(kernel, by_unit[one].contiguous(), CPU_TILES.base):
+            kernel = _row_kernel(weights[one : one + 1])
+            expected[one] = by_definition(kernel, by_unit[one].contiguous(), CPU_TILES.base)
+            if not places_are_equal(kernel, by_unit[one].contiguous(), CPU_TILES.base):
                 return ()
 
     def passes(height: int, first: int) -> bool:
         found = torch.bmm(by_unit[:, first : first + height], weights)
-        return all(_same_bits(found[one], whole[first : first + height]) for one, whole in expected.items())
+        return all(same_bits(found[one], whole[first : first + height]) for one, whole in expected.items())
 
-    return _all_pass(CPU_TILES.rows, passes)
+    return all_pass(CPU_TILES.rows, passes)
 
 
 def _try_batches(head_dim: int, block: int) -> tuple[int, ...]:
     """Returns the heights in which a batch of pairs gives the bits of each pair's base tile alone."""
-    generator = torch.Generator().manual_seed(_TRIAL_SEED)
+    generator = torch.Generator().manual_seed(TRIAL_SEED)
     rows = CPU_TILES.batched[-1] + CPU_TILES.base
     keys = torch.randn(_TRIAL_PAIRS, block, head_dim, generator=generator)
     heights = CPU_TILES.batched
@@ -288,46 +317,17 @@ def _try_pair(left: torch.Tensor, right: torch.Tensor, one: int) -> tuple[int, .
     def kernel(tile: torch.Tensor) -> torch.Tensor:
         return torch.bmm(tile.unsqueeze(0), right[one : one + 1]).squeeze(0)
 
-    with _one_thread():
-        whole = _by_definition(kernel, left[one], CPU_TILES.base)
-        if not _places_are_equal(kernel, left[one], CPU_TILES.base):
+    with one_thread():
+        whole = by_definition(kernel, left[one], CPU_TILES.base)
+        if not places_are_equal(kernel, left[one], CPU_TILES.base):
             return ()
 
     def passes(height: int, first: int) -> bool:
         tiles = left[:, first : first + height].contiguous()
         expected = whole[first : first + height]
-        return _same_bits(torch.bmm(tiles, right)[one], expected) and _same_bits(kernel(tiles[one]), expected)
+        return same_bits(torch.bmm(tiles, right)[one], expected) and same_bits(kernel(tiles[one]), expected)
 
-    return _all_pass(CPU_TILES.batched, passes)
-
-
-def _random_rows(rows: int, features: int) -> torch.Tensor:
-    return torch.randn(rows, features, generator=torch.Generator().manual_seed(_TRIAL_SEED))
-
-
-def _by_definition(kernel: Kernel, rows: torch.Tensor, height: int) -> torch.Tensor:
-    return torch.cat([kernel(rows[tile.start : tile.stop]) for tile in cut_rows(rows.shape[0], (height,))])
-
-
-def _places_are_equal(kernel: Kernel, rows: torch.Tensor, height: int) -> bool:
-    """Returns whether a row has the same bits in every place of a tile."""
-    tile = rows[:height]
-    expected = kernel(tile)
-    return all(_same_bits(kernel(tile.roll(by, 0)), expected.roll(by, 0)) for by in range(1, height))
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return all_pass(CPU_TILES.batched, passes)
 
 
 def _onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ class UnitParallelLinear:
         y = self._tree.finish(self._subtrees(x))
         if self._bias is not None:
             y = y + self._bias
-        return y.to(x.dtype, copy=self._bias is None)
+        return y.to(x.dtype)
 
 
 class RowLayer(Protocol):

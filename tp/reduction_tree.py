@@ -77,6 +77,28 @@ class ReductionTree:
             return partials
         return sums[0].unsqueeze(0) if len(sums) == 1 else torch.stack(sums)
 
+    def adds(self) -> list[int]:
+        """Returns ``reduce`` as a program for a stack of nodes, one number for each unit of this rank.
+
+        After a unit's product so many sums are taken, each of the two nodes on top; where that completes a subtree of
+        this rank the number is -1 - sums.
+        """
+        program: list[int] = []
+        for node in self._subtrees[self._group.rank]:
+            self._add_up(node, program)
+            program[-1] = -1 - program[-1]
+        return program
+
+    def _add_up(self, node: Node, program: list[int]) -> None:
+        if node.level == 0:
+            program.append(0)
+            return
+        below, left = node.level - 1, 2 * node.place
+        self._add_up(Node(below, left), program)
+        if (left + 1) << below < self._units:
+            self._add_up(Node(below, left + 1), program)
+            program[-1] += 1
+
     def finish(self, subtrees: torch.Tensor) -> torch.Tensor:
         """Returns the whole sum, [T, D] float32, the same bits on every rank; all ranks call it together.
 

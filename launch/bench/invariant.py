@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 
@@ -15,7 +16,7 @@ from launch.bench.output import publish
 from launch.commands import BenchInvariantCommand
 from launch.environment import RankEnvironment
 from launch.rank.compute_choice import agreed_compute
-from launch.rank.invariant_start import agreed_invariant
+from launch.rank.invariant_start import agreed_invariant, invariant_products
 from launch.rank.start import StartedRank, bring_up
 from runtime.batch import Chunk, pack
 from runtime.checkpoint import open_checkpoint
@@ -125,7 +126,8 @@ class BenchInvariantRank:
         compute = agreed_compute(default, config, device, self._environment.rank)
         facts = agreed_invariant(options, config, device, self._environment, started.store)
         products: list[ProductFactory | InvariantProductFactory] = [ProductFactory(compute.products)]
-        products.append(InvariantProductFactory(device, onednn=facts is not None and facts.kernel == "onednn"))
+        if facts is not None:
+            products.append(invariant_products(facts, device, self._environment.rank, os.environ))
         stages = [
             DecoderStage(
                 config,

@@ -19,7 +19,7 @@ from launch.options import EngineOptions
 from launch.rank.compute_choice import ComputeChoice, agreed_compute
 from launch.rank.decisions import Decisions, keep_decisions, recall_decisions
 from launch.rank.grammar_compiler import GrammarProcessStarter, RankGrammars, RunningProcess, grammars_of_rank
-from launch.rank.invariant_start import agreed_invariant
+from launch.rank.invariant_start import agreed_invariant, invariant_products
 from launch.rank.kv_size import agreed_kv_blocks
 from launch.rank.output_check_process import start_output_check
 from launch.rank.preparation import FirstStageParts, PreparedEngine
@@ -39,7 +39,7 @@ from runtime.held_outputs import HeldOutputs
 from runtime.kv_budget import KV_BLOCK_TOKENS, kv_bytes_per_token
 from runtime.leader import Leader
 from runtime.leader_needs import LeaderLimits
-from runtime.messages import EngineReady, InvariantFacts
+from runtime.messages import EngineReady
 from runtime.model import DecoderStage
 from runtime.model_config import check_parallel
 from runtime.output_checker import OutputChecker
@@ -163,6 +163,9 @@ class Rank:
         earlier = recall_decisions(started.run_store, self._environment)
         compute = earlier.compute() if earlier else agreed_compute(options, config, device, self._environment.rank)
         invariant = agreed_invariant(options, config, device, self._environment, started.store)
+        products: ProductFactory | InvariantProductFactory = ProductFactory(compute.products)
+        if invariant is not None:
+            products = invariant_products(invariant, device, self._environment.rank, os.environ)
         layers = layer_ranges(config.num_layers, options.pp, options.pp_layers)
         max_model_len = min(options.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
         kept = kept_weights(self._weights_file, checkpoint, compute, device, invariant=options.invariant)
@@ -174,7 +177,7 @@ class Rank:
             groups.tensor_parallel,
             dtype=compute.dtype,
             device=device,
-            products=ProductFactory(compute.products) if invariant is None else _invariant_products(invariant, device),
+            products=products,
         )
         audits = options.audit and groups.link.is_last
         audit_heads = load_audit_heads(stage, reader, groups.tensor_parallel) if audits else None
@@ -296,10 +299,6 @@ class Rank:
         if self._front is None:
             return 0
         return self._front.wait(_FRONT_EXIT_S if self._trace is None else _TRACING_FRONT_EXIT_S)
-
-
-def _invariant_products(facts: InvariantFacts, device: torch.device) -> InvariantProductFactory:
-    return InvariantProductFactory(device, onednn=facts.kernel == "onednn")
 
 
 def _scheduler_limits(options: EngineOptions, kv_cache_tokens: int) -> SchedulerLimits:

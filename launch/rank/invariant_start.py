@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+
 import msgspec
 import torch
 from torch.distributed import Store
@@ -12,10 +16,13 @@ from launch.options import EngineOptions
 from runtime.messages import InvariantFacts
 from runtime.model_config import ModelConfig
 from runtime.tiled_attention import KEY_BLOCK
-from tp.invariant_products import CPU_TILES, DEVICE_TILES
+from tp.compiled_library import BuildError
+from tp.invariant_kernels import InvariantKernels, build_kernels
+from tp.invariant_products import CPU_TILES, DEVICE_TILES, InvariantProductFactory
 from tp.partition import VOCABULARY_BLOCKS, invariant_mlp_unit
 from tp.product_measure import onednn_supports
 
+_LOG = logging.getLogger(__name__)
 _KEY = "invariant"
 
 
@@ -51,6 +58,33 @@ def agreed_invariant(
                 f"{theirs!r} there"
             )
     return first
+
+
+def prepare_kernels(environ: Mapping[str, str]) -> None:
+    """Builds the kernels, so that no rank has to: each of them finds them, or finds out why there are none."""
+    with suppress(BuildError):
+        build_kernels(environ)
+
+
+def invariant_products(
+    facts: InvariantFacts, device: torch.device, rank: int, environ: Mapping[str, str]
+) -> InvariantProductFactory:
+    """Returns what makes this rank's products, by kernels compiled for this machine where it has a compiler.
+
+    Args:
+        facts: How all ranks compute.
+        device: This rank's device.
+        rank: The global rank; the first says why there are no kernels.
+        environ: Says where compiler and cache folder are.
+    """
+    kernels = None
+    if device.type == "cpu":
+        try:
+            kernels = InvariantKernels(build_kernels(environ))
+        except BuildError as error:
+            if rank == 0:
+                _LOG.warning("--invariant takes longer, for the same bits: its library of kernels %s", error)
+    return InvariantProductFactory(device, onednn=facts.kernel == "onednn", kernels=kernels)
 
 
 def _facts(config: ModelConfig, device: torch.device) -> InvariantFacts:

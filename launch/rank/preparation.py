@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from grammar_sync.engines.backend import GrammarBackend
@@ -11,6 +12,7 @@ from grammar_sync.vetting.warm_backend import WarmBackend, warm_up
 from grammar_sync.vocabulary import GrammarVocabulary
 from launch.commands import BenchDecodeCommand, GenerateCommand, RankCommand, ServeCommand
 from launch.options import EngineOptions
+from launch.rank.invariant_start import prepare_kernels
 from runtime.assembly import grammar_vocabulary
 from runtime.checkpoint import Checkpoint, open_checkpoint
 from runtime.model_config import ModelConfig
@@ -83,6 +85,8 @@ class PreparedEngine:
         checkpoint = open_checkpoint(options.model)
         first_stage = FirstStageParts.load(options, checkpoint.config)
         warm_up(first_stage.backend)
+        if options.invariant and options.device != "cuda":
+            prepare_kernels(os.environ)
         return cls(command, checkpoint, named_processors(options.logit_processors), first_stage)
 
     def drop_first_stage(self) -> None:

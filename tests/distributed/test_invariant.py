@@ -63,7 +63,8 @@ def expected(models: dict[str, Path]) -> Expected:
 
 
 def base_case(model: Path, dtype: str) -> Case:
-    return Case(model, all_jobs(), invariant=True, dtype=DTYPES[dtype])
+    """What all ways are compared with: one rank, without compiled kernels."""
+    return Case(model, all_jobs(), invariant=True, compiled=False, dtype=DTYPES[dtype])
 
 
 def check_variants(
@@ -106,9 +107,9 @@ def test_preempted_requests_give_the_same_bits(models: dict[str, Path], *, prefi
     draw = random.Random(2)
     params = SamplingParams(temperature=1.0, logprobs=2, min_tokens=60)
     jobs = tuple(Job(tokens(draw, 14), 60, params, seed=seed) for seed in range(8))
-    roomy = Case(models["llama"], jobs, invariant=True)
+    roomy = Case(models["llama"], jobs, invariant=True, compiled=False)
     (expected,) = run_ranks(run_engine, 1, roomy)[0].outputs
-    tight = replace(roomy, tp=2, kv_cache_tokens=192, prefix_cache=prefix_cache)
+    tight = replace(roomy, tp=2, compiled=True, kv_cache_tokens=192, prefix_cache=prefix_cache)
     record = run_ranks(run_engine, 2, tight)[0]
     assert sum(generated > 0 for _, generated in record.preempted[0]) > 3
     assert record.outputs[0] == expected
@@ -142,9 +143,8 @@ def test_logits_are_the_same_bits_at_every_tp_size(models: dict[str, Path], dtyp
     draw = random.Random(seed)
     ids = [tokens(draw, length) for length in (150, 1, 64, 65, 40)]
     lengths = [len(one) for one in ids]
-    alone = walk_logits(
-        ModelPipeline(models["llama"], dtype=DTYPES[dtype], invariant=True), ids, random_walk(draw, lengths)
-    )
+    plain = ModelPipeline(models["llama"], dtype=DTYPES[dtype], invariant=True, compiled=False)
+    alone = walk_logits(plain, ids, random_walk(draw, lengths))
     walks = [random_walk(draw, lengths) for _ in range(3)]
     for size in (1, 2, 3):
         for by_walk in run_ranks(logits_of_rank, size, models["llama"], DTYPES[dtype], ids, walks):
@@ -153,18 +153,26 @@ def test_logits_are_the_same_bits_at_every_tp_size(models: dict[str, Path], dtyp
                     assert torch.equal(one.view(torch.int32), other.view(torch.int32)), f"seed {seed}, tp {size}"
 
 
-def test_a_tree_with_two_units_swapped_is_noticed(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_tree_that_sums_in_another_order_is_noticed(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, *, compiled: bool
+) -> None:
     draw = random.Random(3)
     ids = [tokens(draw, 20)]
     walk = random_walk(draw, [20])
-    right = walk_logits(ModelPipeline(models["llama"], invariant=True), ids, walk)
-    reduce = ReductionTree.reduce
+    right = walk_logits(ModelPipeline(models["llama"], invariant=True, compiled=compiled), ids, walk)
+    reduce, adds = ReductionTree.reduce, ReductionTree.adds
 
     def swapped(self: ReductionTree, partials: torch.Tensor) -> torch.Tensor:
         return reduce(self, partials[[0, 2, 1, *range(3, len(partials))]] if len(partials) > 2 else partials)
 
+    def one_by_one(self: ReductionTree) -> list[int]:
+        units = len(adds(self))
+        return [0, *[1] * (units - 2), -2]
+
     monkeypatch.setattr(ReductionTree, "reduce", swapped)
-    wrong = walk_logits(ModelPipeline(models["llama"], invariant=True), ids, walk)
+    monkeypatch.setattr(ReductionTree, "adds", one_by_one)
+    wrong = walk_logits(ModelPipeline(models["llama"], invariant=True, compiled=compiled), ids, walk)
     torch.testing.assert_close(wrong[0], right[0], atol=1e-4, rtol=0)
     assert not torch.equal(wrong[0], right[0])
 

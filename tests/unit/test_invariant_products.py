@@ -9,7 +9,7 @@ import torch
 
 from tp import invariant_products
 from tp.group import TensorParallelGroup
-from tp.invariant_products import CPU_TILES, BatchedProduct, InvariantProductFactory
+from tp.invariant_products import CPU_TILES, BatchedProduct, InvariantProduct, InvariantProductFactory
 from tp.linear import UnitParallelLinear, invariant_gated
 from tp.product_measure import onednn_supports
 from tp.reduction_tree import ReductionTree
@@ -63,7 +63,7 @@ def test_rows_and_columns_have_the_same_bits_in_any_company(
 def test_without_a_passed_trial_products_follow_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = randn(96, 40), randn(21, 40, seed=2)
     merged = factory().make(weight, None, 24)(x)
-    monkeypatch.setattr(invariant_products, "_same_bits", lambda *_: False)
+    monkeypatch.setattr(invariant_products, "same_bits", lambda *_: False)
     by_definition = factory()
     assert torch.equal(by_definition.make(weight, None, 24)(x), merged)
     assert not by_definition.all_merged
@@ -84,6 +84,7 @@ def test_a_kernel_whose_bits_depend_on_the_height_fails_its_trial(monkeypatch: p
     monkeypatch.setattr(torch.nn.functional, "linear", fickle)
     products = factory(onednn=False)
     product = products.make(randn(64, 300), None, 16)
+    assert isinstance(product, InvariantProduct)
     assert 8 in product.heights
     assert max(product.heights) < 16
 

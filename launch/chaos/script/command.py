@@ -9,7 +9,7 @@ from pathlib import Path
 from launch.bench.output import publish
 from launch.chaos.error import ChaosError
 from launch.chaos.names import print_names
-from launch.chaos.nccl_shim import build_shim, cache_folder
+from launch.chaos.nccl_shim import build_shim
 from launch.chaos.script.cells import ScriptCell, script_cells
 from launch.chaos.script.outcome import ScriptCellReport, ScriptOutcome, judged
 from launch.chaos.script.report import script_report
@@ -19,6 +19,7 @@ from launch.commands import ChaosCommand
 from launch.exit_codes import ExitCode
 from launch.node.rank_processes import SIGNALS, signals_held
 from launch.progress import progress_bar
+from tp.compiled_library import cache_folder
 
 _ATTEMPTS = 3
 
