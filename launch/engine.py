@@ -119,9 +119,11 @@ class Engine:
                 f"Engine has no option {unknown[0]}: they are {', '.join(EngineOptions.__struct_fields__)}"
             )
         try:
-            self.options = msgspec.convert(given | {"model": path}, EngineOptions)
+            self.options = msgspec.convert(given | {"model": path}, EngineOptions, dec_hook=_path)
         except msgspec.ValidationError as error:
-            raise UsageError(f"Engine: {error}") from error
+            what, _, place = str(error).removesuffix("`").partition(" - at `$.")
+            got = f"{place} is {shown(given[place])}: {what}" if place in given else str(error)
+            raise UsageError(f"Engine: {got}") from error
         check_engine(self.options)
         started: Future[_Running] = Future()
         self._thread = threading.Thread(target=_run, args=(self.options, started), name="lockstep-engine", daemon=True)
@@ -277,6 +279,11 @@ class _Running:
     async def wait(self) -> None:
         """Returns when it is to leave."""
         await self._leave.wait()
+
+
+def _path(kind: type, value: Any) -> Any:
+    """Returns a path that is given as text; what is neither is left as it is, and refused by its type."""
+    return Path(value) if kind is Path and isinstance(value, str) else value
 
 
 def _run(options: EngineOptions, started: Future[_Running]) -> None:

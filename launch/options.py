@@ -31,7 +31,7 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     group_timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=LONGEST_S)] = 30.0
     start_timeout_s: Annotated[float, msgspec.Meta(ge=1, le=LONGEST_S)] = 120.0
-    threads_per_rank: int | None = None
+    threads_per_rank: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     @property
     def world_size(self) -> int:
@@ -77,25 +77,25 @@ class EngineOptions(RankOptions, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     products: Literal["auto", "plain", "onednn"] = "auto"
     invariant: bool = False
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_batch_tokens: int = 2048
-    kv_cache_bytes: int | None = None
+    max_model_len: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1)] = 64
+    max_batch_tokens: Annotated[int, msgspec.Meta(ge=1)] = 2048
+    kv_cache_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     prefix_cache: bool = True
     speculate: str | None = None
     grammar_timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=LONGEST_S)] = 10.0
     reasoning_marker: str | None = None
     reasoning_start_marker: str | None = None
     grammar_backend: Literal["auto", "xgrammar", "llguidance"] = "auto"
-    grammar_memory_bytes: int = 512 << 20
-    grammar_cache_bytes: int = 512 << 20
+    grammar_memory_bytes: Annotated[int, msgspec.Meta(ge=16 << 20)] = 512 << 20
+    grammar_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 512 << 20
     grammar_cache_dir: Path | None = None
     post_check: bool = True
     logit_processors: tuple[str, ...] = ()
     audit: bool = False
-    audit_every: int = 0
+    audit_every: Annotated[int, msgspec.Meta(ge=0)] = 0
     trace: Path | None = None
-    max_recoveries: int = 5
+    max_recoveries: Annotated[int, msgspec.Meta(ge=0)] = 5
     recovery_window_s: Annotated[float, msgspec.Meta(ge=1, le=LONGEST_S)] = 300.0
     stall_timeout_s: Annotated[float, msgspec.Meta(ge=0.2, le=LONGEST_S)] = 3.0
     fault_report: Path | None = None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 
 from launch.cli.parse import UsageError, app, parse_command
 from launch.commands import ChaosCommand, GenerateCommand
+from launch.engine import Engine
+from launch.options import EngineOptions
+from runtime.checkpoint_layout import CheckpointError
 from sampler.params import SamplingParams, SamplingParamsError
 
 SCRIPT = ("--script", "m:f")
@@ -143,6 +148,45 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str], monkeypatch
     shown = capsys.readouterr().out
     for option in ("--model", "--tp", "--pp", "--input", "--output", "--json-schema", "--regex", "--ebnf", "--choice"):
         assert option in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("stall_timeout_s", float("inf"), "Expected `float` <= 1000000.0"),
+        ("start_timeout_s", float("nan"), "Expected `float` >= 1.0"),
+        ("max_recoveries", -1, "Expected `int` >= 0"),
+        ("max_num_seqs", 0, "Expected `int` >= 1"),
+        ("audit_every", -1, "Expected `int` >= 0"),
+        ("threads_per_rank", 0, "Expected `int` >= 1"),
+        ("fault_report", 5, "Expected `Path`, got `int`"),
+    ],
+)
+def test_an_engine_in_python_has_the_ranges_of_the_command_line(option: str, value: Any, allowed: str) -> None:
+    with pytest.raises(UsageError, match=rf"^Engine: {option} is \S+: {re.escape(allowed)}"):
+        Engine("no-model", **{option: value})
+
+
+def test_an_engine_in_python_takes_paths_as_texts(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no-model does not exist"):
+        Engine("no-model", fault_report=str(tmp_path / "faults.jsonl"), trace=tmp_path / "t.json")
+
+
+def test_ranges_are_the_same_on_the_command_line_and_in_python() -> None:
+    options = {option.name: option for option in COMMANDS["generate",].params}
+    schema = msgspec.json.schema(EngineOptions, schema_hook=lambda _: {"type": "string"})
+    found = 0
+    for name, told in schema["$defs"]["EngineOptions"]["properties"].items():
+        low = min((one["minimum"] for one in told.get("anyOf", [told]) if "minimum" in one), default=None)
+        option = options.get(name.removesuffix("_s"))
+        if low is None or option is None or name == "group_timeout_s":
+            # ``lockstep chaos`` tries shorter time-outs of groups than are good for an engine.
+            continue
+        found += 1
+        own = option.get_runtime_param().adapter.json_schema()
+        own = own if "minimum" in own else next(one for one in own["anyOf"] if "minimum" in one)
+        assert own["minimum"] == low, name
+    assert found >= 12
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -79,7 +79,7 @@ def _undisturbed(run: ScriptRun, root: Path) -> tuple[ScriptOutcome, dict[int, d
     """Returns what becomes of the script without a fault, and the calls that each rank makes."""
     outcome, words = run_script(run, root / "undisturbed", None)
     if outcome.exit_code is None:
-        where = "; ".join(f"rank {end.rank} {end.how} {end.where}".strip() for end in outcome.ranks)
+        where = "; ".join(f"rank {end.rank} {end.how} {end.error or end.where}".strip() for end in outcome.ranks)
         raise ChaosError(f"{run.script} did not end in {run.start_limit_s:g} s without a fault: {where}")
     if outcome.exit_code or len(words) < run.ranks:
         said = next((end.error for end in outcome.ranks if end.error), "") or _tail(root / "undisturbed")
