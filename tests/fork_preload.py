@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
+from grammar_sync.schema.strings import format_checker
+
 _MODULES = (
     "torch",
     "torch.distributed",
@@ -23,6 +25,8 @@ _MODULES = (
 gc.disable()
 for _name in _MODULES:
     import_module(_name)
+# What every process works out at its first JSON Schema, once.
+format_checker()
 # Ranks never search what is imported for garbage: that would take half of a short rank's time, and copy every page.
 gc.freeze()
 gc.enable()

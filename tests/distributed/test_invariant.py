@@ -102,17 +102,28 @@ def test_requests_give_the_same_bits_however_they_run(
     check_variants(models, expected, (family, tp, pp), count, secrets.randbits(32), FEW_STEPS)
 
 
-@pytest.mark.parametrize("prefix_cache", [False, True])
-def test_preempted_requests_give_the_same_bits(models: dict[str, Path], *, prefix_cache: bool) -> None:
+@pytest.fixture(scope="module")
+def roomy(models: dict[str, Path]) -> Case:
     draw = random.Random(2)
     params = SamplingParams(temperature=1.0, logprobs=2, min_tokens=60)
     jobs = tuple(Job(tokens(draw, 14), 60, params, seed=seed) for seed in range(8))
-    roomy = Case(models["llama"], jobs, invariant=True, compiled=False)
-    (expected,) = run_ranks(run_engine, 1, roomy)[0].outputs
+    return Case(models["llama"], jobs, invariant=True, compiled=False)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(roomy: Case) -> tuple[Output, ...]:
+    (outputs,) = run_ranks(run_engine, 1, roomy)[0].outputs
+    return outputs
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_preempted_requests_give_the_same_bits(
+    roomy: Case, uninterrupted: tuple[Output, ...], *, prefix_cache: bool
+) -> None:
     tight = replace(roomy, tp=2, compiled=True, kv_cache_tokens=192, prefix_cache=prefix_cache)
     record = run_ranks(run_engine, 2, tight)[0]
     assert sum(generated > 0 for _, generated in record.preempted[0]) > 3
-    assert record.outputs[0] == expected
+    assert record.outputs[0] == uninterrupted
 
 
 @pytest.mark.sweep

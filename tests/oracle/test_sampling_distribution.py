@@ -54,13 +54,12 @@ def _p_value(
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_draws_follow_the_probabilities(kind: str) -> None:
-    cases = _chosen(kind)
-    assert len(cases) >= 2
-    for case in cases:
-        counts = _count(case, SlicedSampler(1, case.vocab_size, nan_policy="sanitize"), draws=_DRAWS, batch=2_000)
-        assert set(np.flatnonzero(counts).tolist()) <= set(case.support)
-        assert _p_value(counts[case.support], np.array(case.probabilities)) > 1e-4, f"case {case.case_id}"
+@pytest.mark.parametrize("place", [0, 1, pytest.param(2, marks=pytest.mark.sweep)])
+def test_draws_follow_the_probabilities(kind: str, place: int) -> None:
+    case = _chosen(kind)[place]
+    counts = _count(case, SlicedSampler(1, case.vocab_size, nan_policy="sanitize"), draws=_DRAWS, batch=2_000)
+    assert set(np.flatnonzero(counts).tolist()) <= set(case.support)
+    assert _p_value(counts[case.support], np.array(case.probabilities)) > 1e-4, f"case {case.case_id}"
 
 
 @pytest.mark.parametrize("kind", ["top_p", "joint", "top_k_first"])
