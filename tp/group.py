@@ -1,7 +1,7 @@
 """The tensor-parallel group: every collective of a stage goes through it.
 
-Tensors travel on the device's backend (NCCL or gloo), objects and frames on a CPU group. A group of one rank makes no
-collective call but runs the same code. Every rank of the group calls the same methods in the same order.
+Tensors travel on the device's backend (NCCL, shared memory or gloo), objects and frames on a CPU group. A group of one
+rank makes no collective call but runs the same code. Every rank of the group calls the same methods in the same order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tp.schedule import ForwardSchedule
+from tp.shared_memory_group import Announcement, WrongCallError
 
 _FIRST_FRAME_BYTES = 4096
 _HEADER_BYTES = 24
@@ -91,6 +92,7 @@ class TensorParallelGroup:
         device: Where the tensors that are reduced and gathered live; the CPU when left out.
         observer: Told of every collective; None costs nothing.
         record: Told where this rank is; None costs nothing.
+        announcement: Told of each call of the device group before it is made; None when that does not compare them.
 
     Attributes:
         sequence: How many operations this rank began; equal on all ranks of the group that are in step.
@@ -109,6 +111,7 @@ class TensorParallelGroup:
         device: torch.device | None = None,
         observer: CollectiveObserver | None = None,
         record: OperationRecord | None = None,
+        announcement: Announcement | None = None,
     ) -> None:
         if size > 1 and (device_group is None or control_group is None):
             raise CollectiveError(f"group {name} of {size} ranks needs a device and a control process group")
@@ -127,6 +130,7 @@ class TensorParallelGroup:
         self._control_group = control_group
         self._device_type = "cpu" if device is None else device.type
         self._schedule = ForwardSchedule()
+        self._announcement = announcement
 
     def begin_step(self, step: int) -> None:
         """Sets the step that frames carry and errors name."""
@@ -240,12 +244,16 @@ class TensorParallelGroup:
         self._observe("all_reduce", tensor.numel() * tensor.element_size())
         # What is reduced in place must be one piece: a tensor with holes is reduced as a copy.
         whole = tensor.contiguous()
+        if self._announcement is not None:
+            self._announcement.announce("all_reduce", whole)
         self._call("all_reduce", dist.all_reduce, whole, op=operation, group=self._device_group)
         return tensor if whole is tensor else tensor.copy_(whole)
 
     def _gather(self, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
         self._observe("all_gather", tensor.numel() * tensor.element_size())
         gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        if self._announcement is not None and group is self._device_group:
+            self._announcement.announce("all_gather", tensor)
         self._call("all_gather", dist.all_gather, list(gathered.unbind(0)), tensor, group=group)
         return gathered
 
@@ -270,6 +278,8 @@ class TensorParallelGroup:
         began_ns = time.monotonic_ns()
         try:
             collective(*args, **kwargs)
+        except WrongCallError as error:
+            raise self._error(str(error), operation) from error
         except RuntimeError as error:
             raise self._error(str(error), operation, fault="backend") from error
         self.waited_ns += time.monotonic_ns() - began_ns

@@ -1,15 +1,18 @@
-"""The TCP connections of processes on this machine, as /proc shows them, and shutting those between two of them."""
+"""The connections of processes on this machine, as the kernel shows them, and shutting those between two of them."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LISTENING = "0A"
+_CREDENTIALS = struct.Struct("3i")
 
 
 class Connection(NamedTuple):
@@ -21,7 +24,7 @@ class Connection(NamedTuple):
 
 
 def connections(pid: int) -> list[Connection]:
-    """Returns the connections of a process; none when it is gone."""
+    """Returns the TCP connections of a process; none when it is gone."""
     known = {}
     for table in ("tcp", "tcp6"):
         path = Path(f"/proc/{pid}/net/{table}")
@@ -45,11 +48,25 @@ def connections(pid: int) -> list[Connection]:
 def cut_connections(peer_pid: int) -> int:
     """Shuts every connection between this process and another, both ways; returns how many there were."""
     ends = {(other.remote, other.local) for other in connections(peer_pid)}
-    ours = [own for own in connections(os.getpid()) if (own.local, own.remote) in ends]
-    for own in ours:
-        with socket.socket(fileno=os.dup(own.file)) as end:
+    files = [own.file for own in connections(os.getpid()) if (own.local, own.remote) in ends]
+    files += _local_connections(peer_pid)
+    for file in files:
+        with socket.socket(fileno=os.dup(file)) as end:
             end.shutdown(socket.SHUT_RDWR)
-    return len(ours)
+    return len(files)
+
+
+def _local_connections(peer_pid: int) -> list[int]:
+    """Returns the files of this process that are connections within the host to another one."""
+    found = []
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        # What is closed meanwhile, or is no socket.
+        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as end:
+            if end.family == socket.AF_UNIX and end.getpeername() is not None:
+                credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                if _CREDENTIALS.unpack(credentials)[0] == peer_pid:
+                    found.append(int(entry.name))
+    return found
 
 
 def _comparable(address: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from launch.node.progress_record import ProgressRecord
 from pp.link import StageLink, Tag
 from tp.group import TensorParallelGroup
+from tp.shared_memory import host_identity
+from tp.shared_memory_group import BACKEND, Announcement, Options, register
 
 _WARM_UP_ELEMENTS = 1024
 """More than fits beside a header, so that a tensor of its own travels."""
@@ -34,7 +37,8 @@ def build_groups(
 ) -> RankGroups:
     """Returns this rank's groups; every rank of the world calls it once, with the same arguments.
 
-    Rank = stage * tp_size + tp_rank. Tensors go over the default group's backend, objects and frames over gloo.
+    Rank = stage * tp_size + tp_rank. Objects and frames go over gloo; tensors over NCCL on GPUs, and on CPUs over gloo
+    too, or through shared memory within a stage whose ranks are on one host.
 
     Args:
         tp_size: Ranks of a stage.
@@ -49,7 +53,8 @@ def build_groups(
     stage, tp_rank = divmod(rank, tp_size)
     columns = [tuple(range(column, tp_size * pp_size, tp_size)) for column in range(tp_size)]
     rows = [tuple(range(first, first + tp_size)) for first in range(0, tp_size * pp_size, tp_size)]
-    tp_control, tp_device = _groups(rows, rank, timeout, device)
+    announcement = Announcement() if device.type == "cpu" and tp_size > 1 else None
+    tp_control, tp_device = _groups(rows, rank, timeout, device, announcement)
     pp_control, pp_device = _groups(columns, rank, timeout, device)
     group = TensorParallelGroup(
         tp_rank,
@@ -60,6 +65,7 @@ def build_groups(
         control_group=tp_control,
         device=device,
         record=record,
+        announcement=announcement,
     )
     link = StageLink(
         stage,
@@ -94,16 +100,44 @@ def warm_up(groups: RankGroups, device: torch.device | None = None) -> None:
 
 
 def _groups(
-    members: list[tuple[int, ...]], rank: int, timeout: timedelta, device: torch.device
+    members: list[tuple[int, ...]],
+    rank: int,
+    timeout: timedelta,
+    device: torch.device,
+    announcement: Announcement | None = None,
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Returns this rank's (control, device) groups among ``members``; every rank creates all of them, in order."""
+    """Returns this rank's (control, device) groups among ``members``; every rank creates all of them, in order.
+
+    Args:
+        members: The ranks of each group.
+        rank: This rank.
+        timeout: Of every operation.
+        device: Where the tensors of the device groups live.
+        announcement: Of this rank's calls where CPU ranks of one host may share memory; None where they may not.
+    """
     control: dist.ProcessGroup | None = None
     tensors: dist.ProcessGroup | None = None
+    hosts = _hosts() if announcement is not None else []
     for ranks in members:
         if len(ranks) == 1:
             continue
         gloo = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
-        backend = gloo if device.type == "cpu" else dist.new_group(list(ranks), timeout=timeout, backend="nccl")
+        backend = gloo
+        if device.type != "cpu":
+            backend = dist.new_group(list(ranks), timeout=timeout, backend="nccl")
+        elif hosts and len({hosts[one] for one in ranks}) == 1:
+            register()
+            # Looking out for the others takes a core that another rank may need.
+            spins = hosts.count(hosts[rank]) <= len(os.sched_getaffinity(0))
+            options = Options(spins, announcement)
+            backend = dist.new_group(list(ranks), timeout=timeout, backend=BACKEND, pg_options=options)
         if rank in ranks:
             control, tensors = gloo, backend
     return control, tensors
+
+
+def _hosts() -> list[str]:
+    """Returns on which host each rank of the world is; all ranks call it together."""
+    hosts = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, host_identity())
+    return hosts
