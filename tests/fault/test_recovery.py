@@ -43,13 +43,13 @@ def requests() -> list[dict[str, Any]]:
     """Returns sixteen requests: half of them constrained, half sampled with seeds."""
     bodies: list[dict[str, Any]] = []
     for number in range(STREAMS):
-        body: dict[str, Any] = {"prompt": f"{number} " * (1 + 4 * number), "max_tokens": 24 + number}
+        body: dict[str, Any] = {"prompt": f"{number} " * (1 + 4 * number), "max_tokens": 40 + 2 * number}
         if number % 2:
             body |= {"temperature": 0.9, "seed": number, "top_p": 0.9, "frequency_penalty": 0.3, "logprobs": 2}
         else:
             body |= {"temperature": 0}
         if number % 4 < 2:
-            body |= {"json_schema": SCHEMA} if number % 8 < 4 else {"regex": "(ab|c[de]){10,16}"}
+            body |= {"json_schema": SCHEMA} if number % 8 < 4 else {"regex": "(ab|c[de]){20,30}"}
         else:
             body |= {"ignore_eos": True}
         bodies.append(body | {"n": 2} if number in (3, 6) else body)

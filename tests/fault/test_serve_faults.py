@@ -132,7 +132,7 @@ def test_a_rank_that_stands_still_and_goes_on(server: Server) -> None:
 def test_a_pickle_to_whoever_listens(server: Server, tmp_path: Path) -> None:
     """Nobody reads it as one, and a stream that runs meanwhile is not disturbed."""
     client = server.client()
-    fields: dict[str, Any] = {"model": server.model, "prompt": "One two", "temperature": 0, "max_tokens": 150}
+    fields: dict[str, Any] = {"model": server.model, "prompt": "One two", "temperature": 0, "max_tokens": 300}
     alone = client.completions.create(**fields, extra_body={"ignore_eos": True}).choices[0].text
     marker = tmp_path / "unpickled"
     payload = pickle_that_makes(marker)
