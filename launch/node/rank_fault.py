@@ -49,7 +49,7 @@ class RankFault(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Returns the fault as one line."""
         where = f"rank {self.rank} (stage {self.stage}, tensor-parallel rank {self.tp_rank})"
-        when = f" in step {self.step}" if self.step else ""
+        when = f" in step {self.step}" if self.step else " at start"
         return f"{where} failed{when}: {self.message}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +49,8 @@ def test_every_fault_is_on_one_side_and_somebody_is_to_blame(drawn: list[tuple[i
 
 def test_a_fault_says_where_it_was() -> None:
     assert fault(3).sentence() == "rank 3 (stage 1, tensor-parallel rank 1) failed in step 7: killed by SIGKILL"
+    early = msgspec.structs.replace(fault(3), step=0, phase="load")
+    assert early.sentence() == "rank 3 (stage 1, tensor-parallel rank 1) failed at start: killed by SIGKILL"
 
 
 @pytest.mark.parametrize(
