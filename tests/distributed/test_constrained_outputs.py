@@ -17,7 +17,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 from grammar_sync.spec import GRAMMAR_FIELDS
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(60)
+pytestmark = pytest.mark.long(20)
 
 CASES_PATH = Path(__file__).resolve().parents[2] / ".." / "shared" / "cases" / "grammars.jsonl"
 TAG = {

@@ -19,6 +19,8 @@ from runtime.token_share import TokenShare
 from sampler.params import SamplingParams
 from tp.group import CollectiveError, TensorParallelGroup
 
+pytestmark = pytest.mark.long(45)
+
 FIRST_FRAME_BODY = 4096 - 24
 INLINE_BODY = 1024 - 72
 SIZES = (0, 1, 100, FIRST_FRAME_BODY - 1, FIRST_FRAME_BODY, FIRST_FRAME_BODY + 1, 3 * 4096, 1_000_003)

@@ -14,7 +14,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(40)
+pytestmark = pytest.mark.long(50)
 
 REQUESTS: list[dict[str, Any]] = [
     {"prompt_token_ids": [504, 3575, 282, 4649, 314], "temperature": 0},

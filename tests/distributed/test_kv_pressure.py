@@ -13,7 +13,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from sampler.params import SamplingParams
 
-pytestmark = pytest.mark.long(80)
+pytestmark = pytest.mark.long(55)
 
 INTEGERS = {"type": "array", "items": {"type": "integer"}}
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (1, 3)]

@@ -24,8 +24,6 @@ from runtime.checkpoint import open_checkpoint
 from runtime.checkpoint_layout import LM_HEAD, required_tensors
 from tp.group import TensorParallelGroup
 
-pytestmark = pytest.mark.long(30)
-
 ATOL = 1e-4
 # 4100 ids make 64 blocks of 96: with 3 and 4 ranks the cut falls within them and the last rank owns padding alone.
 OVERRIDES: dict[str, dict[str, Any]] = {

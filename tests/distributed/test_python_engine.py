@@ -21,7 +21,7 @@ from launch.front.engine_errors import EngineClosedError, RequestFailedError, Re
 from launch.node.rank_processes import RanksFailedError
 from runtime.checkpoint_layout import CheckpointError
 
-pytestmark = [pytest.mark.long(35), pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")]
+pytestmark = [pytest.mark.long(15), pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")]
 
 
 @pytest.fixture(scope="module")

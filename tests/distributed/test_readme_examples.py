@@ -15,7 +15,7 @@ from command_line import ROOT
 from default_model import default_model_path
 from http_server import Server, serving
 
-pytestmark = [pytest.mark.long(50), pytest.mark.model]
+pytestmark = [pytest.mark.long(65), pytest.mark.model]
 
 
 def blocks(heading: str, language: str) -> list[str]:

@@ -35,9 +35,9 @@ def jobs(model: Path) -> tuple[Job, ...]:
     prompt = tokenizer.encode("One two")
     sampled = SamplingParams(temperature=1.0)
     return (
-        Job(prompt, 4, sampled, seed=1, grammar=grammar(json_schema=SCHEMAS[0])),
+        Job(prompt, 3, sampled, seed=1, grammar=grammar(json_schema=SCHEMAS[0])),
         Job(prompt, 4, sampled, seed=2),
-        Job(prompt, 4, sampled, seed=3, grammar=grammar(json_schema=SCHEMAS[1])),
+        Job(prompt, 3, sampled, seed=3, grammar=grammar(json_schema=SCHEMAS[1])),
     )
 
 

@@ -15,7 +15,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from sampler.params import SamplingParams
 
-pytestmark = pytest.mark.long(30)
+pytestmark = pytest.mark.long(20)
 
 PROMPT = tuple(range(5, 35))
 ASKS = SamplingParams(

@@ -14,7 +14,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.front.engine_output import RequestOutput
 
-pytestmark = pytest.mark.long(60)
+pytestmark = pytest.mark.long(25)
 
 MARKERS = ("<think>", "</think>")
 _PROMPT = list(range(40, 77))

@@ -13,8 +13,6 @@ from tiny_checkpoints import write_tiny_checkpoint
 from launch.exit_codes import ExitCode
 from runtime.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.long(35)
-
 PROCESSOR = '''
 class OnlyEven:
     """Bans odd ids from ``first`` on."""

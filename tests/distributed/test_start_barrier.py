@@ -16,6 +16,8 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 from launch.environment import RankEnvironment
 from launch.rank.start_barrier import StartError, connect_store, meet
 
+pytestmark = pytest.mark.long(28)
+
 
 def free_port() -> int:
     with socket.socket() as listener:

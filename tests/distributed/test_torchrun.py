@@ -12,7 +12,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 from launch.exit_codes import ExitCode
 from launch.trace.summary import summarize
 
-pytestmark = pytest.mark.long(30)
+pytestmark = pytest.mark.long(38)
 
 GENERATE = ("hello", "one two three", "x", "--max-tokens", "12", "--temperature", "0", "--format", "jsonl")
 START_S = 150.0

@@ -19,7 +19,7 @@ from launch.node.digests import first_disagreement
 from launch.node.progress_record import DigestKind
 from sampler.params import SamplingParams
 
-pytestmark = pytest.mark.long(60)
+pytestmark = pytest.mark.long(15)
 
 # What may come next depends on what came before.
 GRAMMAR = grammar(regex="(a[x-z]|b[0-9]|c[A-F]){9}")

@@ -14,7 +14,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 from launch.exit_codes import ExitCode
 from launch.front import main as front
 
-pytestmark = pytest.mark.long(20)
+pytestmark = pytest.mark.long(30)
 
 CLEAN_S = 5.0
 RAISE_S = 10.0

@@ -18,7 +18,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(90)
+pytestmark = pytest.mark.long(30)
 
 PLAIN = [
     {"id": f"plain {index}", "prompt": f"One two {index}", "max_tokens": 160, "temperature": index % 2, "seed": index}

@@ -26,7 +26,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 from launch.exit_codes import ExitCode
 from launch.node.rank_fault import FaultReport
 
-pytestmark = pytest.mark.long(60)
+pytestmark = pytest.mark.long(100)
 
 START_S = 90.0
 END_S = 120.0

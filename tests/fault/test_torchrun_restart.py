@@ -12,7 +12,7 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(40)
+pytestmark = pytest.mark.long(22)
 
 START_S = 90.0
 

@@ -12,8 +12,6 @@ from tiny_checkpoints import write_tiny_checkpoint
 
 from launch.exit_codes import ExitCode
 
-pytestmark = pytest.mark.long(40)
-
 OBJECT = {
     "type": "object",
     "properties": {"a": {"type": "integer"}},

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from runtime.tokenizer import Tokenizer
 
-pytestmark = [pytest.mark.long(100), pytest.mark.model]
+pytestmark = [pytest.mark.long(80), pytest.mark.model]
 
 PROMPTS = (
     "The capital of France is",

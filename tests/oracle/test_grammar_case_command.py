@@ -17,10 +17,7 @@ from launch.exit_codes import ExitCode
 CASES_PATH = Path(__file__).resolve().parents[2] / ".." / "shared" / "cases" / "grammars.jsonl"
 LEAST_TAKEN = 0.97
 LEAST_EXACT = 0.80
-pytestmark = [
-    pytest.mark.long(40),
-    pytest.mark.skipif(not CASES_PATH.is_file(), reason=f"{CASES_PATH.name} is not beside this checkout"),
-]
+pytestmark = pytest.mark.skipif(not CASES_PATH.is_file(), reason=f"{CASES_PATH.name} is not beside this checkout")
 
 
 def check(folder: Path, step: int, timeout_s: float) -> tuple[Counter[str], Counter[str]]:

@@ -14,7 +14,7 @@ from simulated_ranks import SlicedSampler, mask_of
 from sampler.params import RowSampling, SamplingParams
 from sampler.supports import RowStatus
 
-pytestmark = pytest.mark.long(30)
+pytestmark = pytest.mark.long(18)
 
 _DRAWS = 20_000
 _KINDS = ("plain", "top_k", "top_p", "min_p", "joint", "top_k_first")

@@ -22,7 +22,7 @@ from grammar_sync.vetting.messages import Refused, Setup, Vetted, VettingLimits
 from grammar_sync.vetting.service import VettingService
 from launch.rank.grammar_compiler import GrammarProcessStarter
 
-pytestmark = pytest.mark.long(40)
+pytestmark = pytest.mark.long(16)
 
 _TEXT_KINDS = {"regex", "ebnf"}
 PATIENCE_S = 200.0

@@ -20,7 +20,7 @@ from grammar_sync.vetting.protocol import VettingReport
 from grammar_sync.vetting.service import VettingError, VettingService
 from launch.rank.grammar_compiler import GrammarProcessStarter, RunningProcess
 
-pytestmark = pytest.mark.long(30)
+pytestmark = pytest.mark.long(40)
 
 TESTS = str(Path(__file__).resolve().parents[1])
 PATIENCE_S = 60.0
