@@ -335,12 +335,12 @@ def run_engine(rank: int, world_size: int, case: Case, watched: Watched | None =
             first_stage = FirstStagePart(
                 vocabulary, agreed, reasoning_of(tokenizers[0], vocabulary, case.markers), pool
             )
-        scheduler = RecordingScheduler(_limits(case), eos)
+        scheduler = RecordingScheduler(limits_of(case), eos)
         leader = ScriptedLeader(case.jobs, case.more_ends) if rank == 0 else None
         if watched is not None and leader is not None:
             watched.leaders.append(leader)
         with faulty_managers([fault for fault in case.fill_faults if fault.rank == rank]):
-            _run_once(groups, stage, scheduler, eos, first_stage, leader, case, audit_heads, record)
+            run_once(groups, stage, scheduler, eos, first_stage, leader, case, audit_heads, record)
         plans.append(tuple(scheduler.planned))
         preempted.append(tuple(scheduler.preempted))
         holders.append(tuple(scheduler.holders))
@@ -364,7 +364,7 @@ def run_engine(rank: int, world_size: int, case: Case, watched: Watched | None =
     )
 
 
-def _limits(case: Case) -> SchedulerLimits:
+def limits_of(case: Case) -> SchedulerLimits:
     return SchedulerLimits(
         max_num_seqs=case.max_num_seqs,
         max_batch_tokens=case.max_batch_tokens,
@@ -376,7 +376,7 @@ def _limits(case: Case) -> SchedulerLimits:
     )
 
 
-def _run_once(
+def run_once(
     groups: RankGroups,
     stage: DecoderStage,
     scheduler: Scheduler,

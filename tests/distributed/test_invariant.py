@@ -24,6 +24,7 @@ from invariant_cases import (
     tokens,
     walk_logits,
 )
+from invariant_ways import random_way, run_ways, small_jobs
 from model_pipeline import ModelPipeline
 from ranks import run_ranks
 from tiny_checkpoints import write_tiny_checkpoint
@@ -41,7 +42,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 104},
     "mistral": {"sliding_window": 70},
 }
-SUITE = (("llama", 2, 1, 2), ("llama", 3, 1, 1), ("llama", 1, 3, 1), ("qwen3", 4, 1, 1), ("mistral", 2, 2, 1))
+SUITE = (("llama", 2, 1, 1), ("mistral", 1, 2, 1))
+WAYS = {
+    1: (80, (("llama", 1, 1), ("qwen3", 1, 1), ("mistral", 1, 1))),
+    2: (75, (("llama", 2, 1), ("llama", 1, 2), ("qwen3", 2, 1), ("mistral", 2, 1), ("mistral", 1, 2))),
+    3: (35, (("llama", 3, 1), ("llama", 1, 3), ("qwen3", 3, 1))),
+    4: (15, (("llama", 2, 2), ("qwen3", 4, 1))),
+}
+"""For each number of ranks how many small ways they run one after the other, and of which models, tp and pp."""
 FEW_STEPS = 400
 """Half of all ways take less than 20. One in twelve takes more than this, up to 5,000: such are in the sweep alone."""
 WIDE = (("llama", 1, 2), ("llama", 2, 2), ("llama", 3, 1), ("qwen3", 8, 1), ("qwen3", 3, 2), ("mistral", 2, 3))
@@ -54,12 +62,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def expected(models: dict[str, Path]) -> Expected:
-    """What one rank gives for each model and dtype, all jobs in one batch."""
+def expected_of_all(models: dict[str, Path]) -> tuple[Expected, Expected]:
+    """What one rank gives for each model and dtype, all jobs in one batch; and of the small jobs."""
     keys = [(family, dtype) for family in MODELS for dtype in DTYPES]
-    variants = [Variant((), base_case(models[family], dtype)) for family, dtype in keys]
-    (records,) = run_ranks(run_variants, 1, variants)
-    return {key: record.outputs[0] for key, record in zip(keys, records, strict=True)}
+    large = [base_case(models[family], dtype) for family, dtype in keys]
+    small = [replace(case, jobs=small_jobs()) for case in large]
+    (outputs,) = run_ranks(run_ways, 1, large + small)
+    return dict(zip(keys, outputs[: len(keys)], strict=True)), dict(zip(keys, outputs[len(keys) :], strict=True))
+
+
+@pytest.fixture(scope="module")
+def expected(expected_of_all: tuple[Expected, Expected]) -> Expected:
+    return expected_of_all[0]
 
 
 def base_case(model: Path, dtype: str) -> Case:
@@ -100,6 +114,27 @@ def test_requests_give_the_same_bits_however_they_run(
     count: int,
 ) -> None:
     check_variants(models, expected, (family, tp, pp), count, secrets.randbits(32), FEW_STEPS)
+
+
+@pytest.mark.parametrize("ranks", WAYS)
+def test_two_hundred_small_ways_give_the_same_bits(
+    models: dict[str, Path], expected_of_all: tuple[Expected, Expected], ranks: int
+) -> None:
+    _, expected = expected_of_all
+    seed = secrets.randbits(32)
+    draw = random.Random(seed)
+    bases = {family: replace(base_case(models[family], "float32"), jobs=small_jobs()) for family in MODELS}
+    keys, ways = [], []
+    count, layouts = WAYS[ranks]
+    for index in range(count):
+        family, tp, pp = layouts[index % len(layouts)]
+        dtype = draw.choice(list(DTYPES))
+        keys.append((family, dtype))
+        ways.append(random_way(draw, bases[family], tp, pp, DTYPES[dtype]))
+    found = run_ranks(run_ways, ranks, [way.case for way in ways])[0]
+    for key, way, outputs in zip(keys, ways, found, strict=True):
+        right = tuple(expected[key][index] for index in way.order)
+        assert outputs == right, f"seed {seed}: {key}, {way}"
 
 
 @pytest.fixture(scope="module")
