@@ -26,6 +26,7 @@ from runtime.checkpoint import open_checkpoint
 from runtime.checkpoint_layout import CheckpointError
 from runtime.model_config import ModelConfig, ModelConfigError, check_parallel
 from runtime.tokenizer import Tokenizer, TokenizerError
+from tp.compiled_library import BuildError, compiler
 
 _PACKAGES = ("torch", "xgrammar", "llguidance", "jsonschema", "msgspec", "pyzmq", "tokenizers", "safetensors", "gguf")
 _PROBE_TIMEOUT_S = 120.0
@@ -67,6 +68,7 @@ def examine(command: DoctorCommand) -> list[Finding]:
         _python(),
         *(_package(name) for name in _PACKAGES),
         *torch_findings,
+        _compiler(),
         _cores(ranks, cuda_devices),
         _loopback(),
         _temporary_folder(),
@@ -114,6 +116,13 @@ def _torch() -> tuple[list[Finding], int]:
         Finding("cuda devices", "ok", gpu),
         Finding("cpu capability", "ok", str(seen["cpu_capability"])),
     ], len(devices)
+
+
+def _compiler() -> Finding:
+    try:
+        return Finding("c compiler", "ok", " ".join(compiler(os.environ)))
+    except BuildError as error:
+        return Finding("c compiler", "warn", f"{error}; --invariant takes longer")
 
 
 def _cores(ranks: int, cuda_devices: int) -> Finding:

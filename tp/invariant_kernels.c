@@ -41,12 +41,28 @@ INLINE void store(float *to, vec value) { *(loose_vec *)to = value; }
 
 #if LANES == 16
 INLINE vec spread(float value) { return (vec)_mm512_set1_ps(value); }
+INLINE vec widened(const uint16_t *from) {
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u *)from)), 16);
+}
 INLINE vec fma_vec(vec a, vec b, vec c) { return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 #elif LANES == 8
 INLINE vec spread(float value) { return (vec)_mm256_set1_ps(value); }
+INLINE vec widened(const uint16_t *from) {
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i_u *)from)), 16);
+}
 INLINE vec fma_vec(vec a, vec b, vec c) { return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 #else
 INLINE vec spread(float value) { return (vec){value, value, value, value}; }
+INLINE vec widened(const uint16_t *from) {
+    vec to;
+    for (int lane = 0; lane < LANES; lane++) {
+        uint32_t bits = (uint32_t)from[lane] << 16;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        to[lane] = value;
+    }
+    return to;
+}
 INLINE vec fma_vec(vec a, vec b, vec c) {
     for (int lane = 0; lane < LANES; lane++) c[lane] = fmaf(a[lane], b[lane], c[lane]);
     return c;
@@ -97,11 +113,12 @@ static void run(void (*work)(const void *, int64_t, int64_t), const void *job, i
 typedef struct {
     const float *x;      /* [rows, stride] */
     float *packed_x;     /* by blocks of ROWS rows: [units * length, rows of the block] */
-    const float *weight; /* [panels, units * length, WIDTH] */
+    const void *weight;  /* [panels, units * length, WIDTH], float32 or bfloat16 */
     const float *bias;   /* [out_features] or NULL */
     const int32_t *adds; /* [units]: how many sums to take after a unit; a negative one ends a subtree: -1 - sums */
     float *y;            /* [subtrees, rows, out_features] */
     int64_t stride, rows, out_features, units, length, chunk;
+    int is_half;         /* whether weights are in bfloat16 */
 } product;
 
 static void pack_rows(const void *job, int64_t first, int64_t stop) {
@@ -116,17 +133,20 @@ static void pack_rows(const void *job, int64_t first, int64_t stop) {
     }
 }
 
-/* One unit's product of `count` rows with a panel, count being known when this is compiled. */
-INLINE void unit_product(const float *x, const float *w, int64_t length, int64_t chunk, const int count, vec (*out)[2]) {
+/* One unit's product of `count` rows with a panel from element `at` on; count and type are known to the compiler. */
+INLINE void unit_product(const float *x, const void *weight, int64_t at, int64_t length, int64_t chunk, const int count,
+                         const int is_half, vec (*out)[2]) {
+    const float *w = (const float *)weight + at;
+    const uint16_t *half = (const uint16_t *)weight + at;
     for (int64_t k = 0; k < length;) {
         int64_t stop = length - k > chunk ? k + chunk : length;
         int begins = k == 0;
         vec sum[ROWS][2];
         for (int row = 0; row < count; row++) sum[row][0] = sum[row][1] = spread(0.0f);
-        for (; k < stop; k++, x += count, w += WIDTH) {
-            __builtin_prefetch(w + 16 * WIDTH);
-            __builtin_prefetch(w + 16 * WIDTH + 16);
-            vec left = load(w), right = load(w + LANES);
+        for (; k < stop; k++, x += count, w += WIDTH, half += WIDTH) {
+            const char *ahead = is_half ? (const char *)(half + 32 * WIDTH) : (const char *)(w + 16 * WIDTH);
+            for (int line = 0; line < WIDTH * (is_half ? 2 : 4); line += 64) __builtin_prefetch(ahead + line);
+            vec left = is_half ? widened(half) : load(w), right = is_half ? widened(half + LANES) : load(w + LANES);
             for (int row = 0; row < count; row++) {
                 vec each = spread(x[row]);
                 sum[row][0] = fma_vec(each, left, sum[row][0]);
@@ -153,14 +173,14 @@ static void store_rows(const product *p, vec (*sums)[2], int64_t subtree, int64_
     }
 }
 
-INLINE void panel_rows(const product *p, int64_t panel, int64_t start, const int count) {
-    int64_t features = p->units * p->length;
-    const float *x = p->packed_x + start * features, *w = p->weight + panel * features * WIDTH;
+INLINE void panel_rows(const product *p, int64_t panel, int64_t start, const int count, const int is_half) {
+    int64_t features = p->units * p->length, at = panel * features * WIDTH;
+    const float *x = p->packed_x + start * features;
     vec stack[DEPTH][ROWS][2];
     int depth = 0;
     int64_t subtree = 0;
-    for (int64_t unit = 0; unit < p->units; unit++, x += p->length * count, w += p->length * WIDTH) {
-        unit_product(x, w, p->length, p->chunk, count, stack[depth++]);
+    for (int64_t unit = 0; unit < p->units; unit++, x += p->length * count, at += p->length * WIDTH) {
+        unit_product(x, p->weight, at, p->length, p->chunk, count, is_half, stack[depth++]);
         int adds = p->adds[unit], ends = adds < 0;
         if (ends) adds = -1 - adds;
         for (; adds > 0; adds--) {
@@ -178,7 +198,10 @@ INLINE void panel_rows(const product *p, int64_t panel, int64_t start, const int
 
 #define PANEL_ROWS(N) \
     static __attribute__((noinline)) void panel_rows_##N(const product *p, int64_t panel, int64_t start) { \
-        panel_rows(p, panel, start, N); \
+        if (p->is_half) \
+            panel_rows(p, panel, start, N, 1); \
+        else \
+            panel_rows(p, panel, start, N, 0); \
     }
 PANEL_ROWS(1) PANEL_ROWS(2) PANEL_ROWS(3) PANEL_ROWS(4)
 #if ROWS > 4
@@ -205,10 +228,10 @@ static void run_panels(const void *job, int64_t first, int64_t stop) {
 }
 
 /* Products of `rows` rows with the units of a packed weight, added up along the tree; see `product`. */
-void lockstep_product(const float *x, int64_t stride, int64_t rows, float *scratch, const float *weight,
-                      const float *bias, const int32_t *adds, int64_t units, int64_t length, int64_t chunk,
+void lockstep_product(const float *x, int64_t stride, int64_t rows, float *scratch, const void *weight,
+                      int is_half, const float *bias, const int32_t *adds, int64_t units, int64_t length, int64_t chunk,
                       int64_t out_features, float *y, int threads) {
-    product p = {x, scratch, weight, bias, adds, y, stride, rows, out_features, units, length, chunk};
+    product p = {x, scratch, weight, bias, adds, y, stride, rows, out_features, units, length, chunk, is_half};
     int64_t blocks = (rows + ROWS - 1) / ROWS;
     if (rows == 1)
         p.packed_x = (float *)x;

@@ -50,21 +50,21 @@ def build_kernels(environ: Mapping[str, str]) -> Path:
 
 
 class PackedWeight:
-    """A weight in the kernels' layout.
+    """A weight in the kernels' layout, widened as it is read.
 
     Attributes:
-        data: [panels, in, width] float32; the last panel ends in zeros.
+        data: [panels, in, width], float32 or bfloat16; the last panel ends in zeros.
         out_features: How many columns are real.
 
     Args:
-        weight: [out, in] float32.
+        weight: [out, in], float32 or bfloat16.
         width: Output features of a panel.
     """
 
     def __init__(self, weight: torch.Tensor, width: int) -> None:
         self.out_features, features = weight.shape
         whole, rest = divmod(self.out_features, width)
-        self.data = torch.zeros(whole + (rest > 0), features, width)
+        self.data = weight.new_zeros(whole + (rest > 0), features, width)
         self.data[:whole] = weight[: whole * width].view(whole, width, features).transpose(1, 2)
         if rest:
             self.data[whole, :, :rest] = weight[whole * width :].t()
@@ -102,7 +102,10 @@ class InvariantKernels:
         self.width: int = library.lockstep_width()
         self._lanes: int = library.lockstep_lanes()
         self._product = library.lockstep_product
-        self._product.argtypes = [_POINTER, _COUNT, _COUNT, *[_POINTER] * 4, *[_COUNT] * 4, _POINTER, ctypes.c_int]
+        self._product.argtypes = [
+            *(_POINTER, _COUNT, _COUNT, _POINTER, _POINTER, ctypes.c_int, _POINTER, _POINTER),
+            *(_COUNT, _COUNT, _COUNT, _COUNT, _POINTER, ctypes.c_int),
+        ]
         self._scores = library.lockstep_scores
         self._scores.argtypes = [
             *(_POINTER, _COUNT, _POINTER, _POINTER, _COUNT, _POINTER, ctypes.c_int),
@@ -148,6 +151,7 @@ class InvariantKernels:
             rows,
             scratch.data_ptr(),
             weight.data.data_ptr(),
+            weight.data.dtype == torch.bfloat16,
             None if bias is None else bias.data_ptr(),
             adds.data_ptr(),
             units,

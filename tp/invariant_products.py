@@ -185,7 +185,7 @@ class InvariantProductFactory:
         bias = None if bias is None else bias.float()
         wide = weight.float()
         if self._kernel_trial is not None:
-            packed = PackedWeight(wide, self._kernel_trial.kernels.width)
+            packed = PackedWeight(weight, self._kernel_trial.kernels.width)
             chunk = self._kernel_trial.columns(packed, unit, lambda start: self._unit_kernel(wide, start, unit))
             if chunk is not None:
                 return KernelProduct(self._kernel_trial.kernels, packed, bias, chunk)
@@ -206,10 +206,11 @@ class InvariantProductFactory:
             tree: How they are summed.
         """
         missing = len(tree.run) * unit - weight.shape[1]
-        wide = functional.pad(weight.float(), (0, missing)) if missing else weight.float()
+        weight = functional.pad(weight, (0, missing)) if missing else weight
+        wide = weight.float()
         weights = wide.t().reshape(len(tree.run), unit, wide.shape[0]).contiguous()
         if self._kernel_trial is not None and len(tree.run):
-            packed = PackedWeight(wide, self._kernel_trial.kernels.width)
+            packed = PackedWeight(weight, self._kernel_trial.kernels.width)
             chunk = self._kernel_trial.units(packed, len(tree.run), lambda one: _row_kernel(weights[one : one + 1]))
             if chunk is not None:
                 return KernelUnits(self._kernel_trial.kernels, packed, tree, chunk)

@@ -99,7 +99,7 @@ class KernelTrial:
             unit: Output features of a unit.
             definition: The kernel of the unit that begins at an output feature.
         """
-        shape = ("columns", weight.out_features, weight.data.shape[1], unit)
+        shape = ("columns", weight.data.dtype, weight.out_features, weight.data.shape[1], unit)
         if shape not in self._chunks:
             rows = _trial_rows(weight.data.shape[1])
             starts = sorted({0, (weight.out_features - 1) // unit * unit})
@@ -115,7 +115,7 @@ class KernelTrial:
             units: How many there are.
             definition: The kernel of a unit.
         """
-        shape = ("units", weight.out_features, weight.data.shape[1], units)
+        shape = ("units", weight.data.dtype, weight.out_features, weight.data.shape[1], units)
         if shape not in self._chunks:
             rows = _trial_rows(weight.data.shape[1])
             by_unit = rows.view(rows.shape[0], units, -1)

@@ -29,12 +29,18 @@ CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@pytest.fixture(scope="module")
-def kernels() -> InvariantKernels:
-    try:
-        return InvariantKernels(build_kernels(os.environ))
-    except BuildError as error:
-        pytest.skip(f"the library of kernels {error}")
+@pytest.fixture(scope="module", params=["AVX512", "AVX2"])
+def kernels(request: pytest.FixtureRequest) -> InvariantKernels:
+    """The kernels of this machine, and those that it would have with shorter registers."""
+    own = torch.backends.cpu.get_cpu_capability()
+    if own not in {request.param, "AVX512"}:
+        pytest.skip(f"this processor has {own}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+        try:
+            return InvariantKernels(build_kernels(os.environ))
+        except BuildError as error:
+            pytest.skip(f"the library of kernels {error}")
 
 
 @pytest.fixture
