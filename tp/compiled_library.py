@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _BUILD_S = 60.0
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class BuildError(RuntimeError):
@@ -40,8 +41,8 @@ def compiler(environ: Mapping[str, str]) -> list[str]:
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """Returns where built libraries are kept."""
-    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "lockstep"
+    base = Path(environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "lockstep"
 
 
 def build_library(
@@ -49,7 +50,8 @@ def build_library(
 ) -> Path:
     """Returns the library in ``folder``, built there unless it was before: same source, compiler, flags, machine type.
 
-    Any number of processes may build at once: each builds a file of its own and puts it in place whole.
+    Any number of processes may build at once: each builds a file of its own and puts it in place whole. A digest
+    follows the library in its file, which loaders do not mind: one that was damaged since is built anew.
 
     Args:
         source: One file of C.
@@ -65,9 +67,9 @@ def build_library(
     text = " ".join([*command, *flags, *libraries, platform.machine()])
     key = hashlib.sha256(source.read_bytes() + text.encode()).hexdigest()[:16]
     library = folder / f"lib{source.stem}-{key}.so"
-    if library.exists():
-        return library
     try:
+        if _is_whole(library):
+            return library
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as name:
             part = Path(name) / library.name
@@ -82,9 +84,22 @@ def build_library(
             if built.returncode:
                 lines = built.stderr.strip().splitlines() or ["no word of why"]
                 raise BuildError(f"cannot be built by {command[0]}: {lines[0]}")
+            if not part.exists():
+                raise BuildError(f"cannot be built by {command[0]}: it made no file")
+            with part.open("r+b") as file:
+                file.write(hashlib.sha256(file.read()).digest())
             part.rename(library)
     except subprocess.TimeoutExpired:
         raise BuildError(f"cannot be built: {command[0]} took more than {_BUILD_S:g} s") from None
     except OSError as error:
         raise BuildError(f"cannot be built or kept in {folder}: {error}") from None
     return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Returns whether there is a library that is as it was built."""
+    if not library.exists():
+        return False
+    content = library.read_bytes()
+    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    return hashlib.sha256(body).digest() == digest

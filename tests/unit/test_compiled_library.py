@@ -49,6 +49,24 @@ def test_another_source_or_flag_is_another_library(source: Path) -> None:
     assert [ctypes.CDLL(str(path)).number() for path in (first, second, third)] == [7, 8, 7]
 
 
+@pytest.mark.parametrize("damage", ["cut", "empty", "changed", "no library"])
+def test_a_damaged_library_is_built_anew(source: Path, damage: str) -> None:
+    """Loading one would end the process; nobody would think of the file."""
+    path = build(source)
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "cut": whole[: len(whole) // 2],
+            "empty": b"",
+            "changed": whole[:200] + bytes([whole[200] ^ 1]) + whole[201:],
+            "no library": b"nothing of the kind" * 100,
+        }[damage]
+    )
+    assert build(source) == path
+    assert path.read_bytes() == whole
+    assert ctypes.CDLL(str(path)).number() == 7
+
+
 def test_what_cannot_be_built_leaves_nothing(source: Path) -> None:
     source.write_text("int number(void) { return }\n")
     with pytest.raises(BuildError, match="cannot be built by "):
@@ -59,7 +77,7 @@ def test_what_cannot_be_built_leaves_nothing(source: Path) -> None:
 def test_a_compiler_that_fails_or_makes_nothing(source: Path) -> None:
     with pytest.raises(BuildError, match="cannot be built by false: no word of why"):
         build(source, environ=dict(os.environ, CC="false"))
-    with pytest.raises(BuildError, match="cannot be built or kept in "):
+    with pytest.raises(BuildError, match="cannot be built by true: it made no file"):
         build(source, environ=dict(os.environ, CC="true"))
 
 
@@ -79,3 +97,4 @@ def test_without_a_compiler(tmp_path: Path) -> None:
 def test_where_libraries_are_kept() -> None:
     assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/lockstep")
     assert cache_folder({}).name == "lockstep"
+    assert cache_folder({"XDG_CACHE_HOME": "x"}) == cache_folder({}), "a relative path counts for nothing there"
