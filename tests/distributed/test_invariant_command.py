@@ -88,6 +88,7 @@ def test_benchmark_compares_both_modes(model: Path, tmp_path: Path) -> None:
     [
         pytest.param([(3, 1, ("--max-batch-tokens", "4")), (2, 2, ())], id="two"),
         pytest.param([(2, 1, ()), (1, 2, ()), (1, 3, ())], marks=pytest.mark.sweep, id="more"),
+        pytest.param([(2, 3, ()), (3, 2, ()), (3, 3, ())], marks=pytest.mark.sweep, id="most"),
     ],
 )
 def test_default_model_has_the_same_bits_at_every_size(

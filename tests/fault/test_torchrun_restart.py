@@ -21,7 +21,7 @@ START_S = 90.0
 def test_a_batch_survives_a_restart_of_all_ranks(tmp_path: Path, victim: int) -> None:
     """Rank 0 takes its front side with it, and the next rank 0 starts another."""
     model = write_tiny_checkpoint(tmp_path / "model", "llama", max_position_embeddings=1024)
-    lines = [{"prompt": f"{number}", "max_tokens": 100, "ignore_eos": True, "temperature": 0} for number in range(9)]
+    lines = [{"prompt": f"{number}", "max_tokens": 150, "ignore_eos": True, "temperature": 0} for number in range(9)]
     lines[0]["max_tokens"] = 1
     (tmp_path / "input.jsonl").write_text("\n".join(map(json.dumps, lines)))
     options = ("--model", str(model), "--input", str(tmp_path / "input.jsonl"), "--max-num-seqs", "4")
