@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tp.python_group import PythonGroup
 from tp.shared_memory import DTYPES, Meeting, MeetingError, meet
 
 BACKEND = "lockstep_shm"
@@ -82,7 +83,7 @@ class _Done(dist.Work):
         return True
 
 
-class SharedMemoryGroup(dist.ProcessGroup):
+class SharedMemoryGroup(PythonGroup):
     """A group whose ranks meet in shared memory; calls return when they are done.
 
     Args:
@@ -91,20 +92,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
     """
 
     def __init__(self, meeting: Meeting, announcement: Announcement | None) -> None:
-        # torch's stub leaves out the form without a store, the only one that a class in Python can be made by.
-        start: Any = super().__init__
-        start(meeting.rank, meeting.size)
+        super().__init__(meeting.rank, meeting.size)
         self._meeting = meeting
         self._announcement = announcement
         self._calls = 0
-
-    @property
-    def group_name(self) -> Any:
-        """The name that torch knows the group by; the Python part of a group has none of its own."""
-        return self._known_as
-
-    def _set_group_name(self, name: Any) -> None:
-        self._known_as = name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Returns the backend's name."""

@@ -20,6 +20,7 @@ from launch.chaos.altered import AlteredWork, DoneWork, FailedWork, flip, halved
 from launch.chaos.faults import BY_ACTION, Injection
 from launch.chaos.injury import injure
 from launch.chaos.record import CellFolder, Fired, write_place
+from tp.python_group import PythonGroup
 
 _BACKEND = "faulty"
 _HELPER = "_new_process_group_helper"
@@ -77,7 +78,7 @@ class Trigger:
         return Fired.now(injection.action, self._rank, f"{injection.place} {place}")
 
 
-class FaultyGroup(dist.ProcessGroup):
+class FaultyGroup(PythonGroup):
     """One group of a rank.
 
     Args:
@@ -87,20 +88,10 @@ class FaultyGroup(dist.ProcessGroup):
     """
 
     def __init__(self, real: dist.ProcessGroup, name: str, trigger: Trigger) -> None:
-        # torch's stub leaves out the form without a store, the only one that a class in Python can be made by.
-        start: Any = super().__init__
-        start(real.rank(), real.size())
+        super().__init__(real.rank(), real.size())
         self._real = real
         self._name = name
         self._trigger = trigger
-
-    @property
-    def group_name(self) -> Any:
-        """The name that torch knows the group by; the Python part of a group has none of its own."""
-        return self._known_as
-
-    def _set_group_name(self, name: Any) -> None:
-        self._known_as = name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Returns the backend's name."""

@@ -159,7 +159,8 @@ def one_leaves_a_call_out(rank: int, world_size: int) -> tuple[str, str]:
         error = error_of(lambda: group.all_reduce_sum_(torch.ones(3)))
     if rank == 1:
         # The others' error comes from this rank's end.
-        group._device_group.shutdown()  # type: ignore[union-attr]
+        assert group._device_group is not None
+        group._device_group.shutdown()
     return error.fault, str(error)
 
 
